@@ -1,0 +1,1 @@
+"""The multi-LoRA engine: unified pages, continuous batching, an OpenAI surface."""

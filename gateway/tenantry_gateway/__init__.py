@@ -1,0 +1,1 @@
+"""The data-path front door: identity, limits, fair queues, routing, ledger."""

@@ -1,0 +1,1 @@
+"""Tenantry: tenants, adapter pools and adapters, reconciled on Kubernetes."""

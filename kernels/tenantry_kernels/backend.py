@@ -1,0 +1,44 @@
+"""Which implementation serves a tensor: the C++ extension, Triton, or the torch reference, and why."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Backend = Literal["cpu", "triton", "reference"]
+
+_FORCE = "TENANTRY_KERNELS"
+"""Environment variable: `reference` makes plain torch serve everything (to compare, to debug)."""
+
+
+def of(tensor: Tensor) -> Backend:
+    """The backend for tensors like this one (device and dtype decide)."""
+    return _choose(tensor.device.type, tensor.dtype, os.environ.get(_FORCE, ""))[0]
+
+
+def describe(device: torch.device | str, dtype: torch.dtype) -> str:
+    """One line for the start of the log: which backend serves and why."""
+    kind, why = _choose(torch.device(device).type, dtype, os.environ.get(_FORCE, ""))
+    return f"kernels: {kind} ({why})"
+
+
+@cache
+def _choose(device: str, dtype: torch.dtype, forced: str) -> tuple[Backend, str]:
+    if forced == "reference":
+        return "reference", f"{_FORCE}=reference is set"
+    if device == "cuda":
+        return "triton", "tensors are on a GPU"
+    if device != "cpu":
+        return "reference", f"no kernels for {device} tensors"
+    from tenantry_kernels import cpu
+
+    if dtype not in (torch.float32, torch.bfloat16):
+        return "reference", f"the C++ extension serves float32 and bfloat16, not {dtype}"
+    problem = cpu.problem()
+    if problem:
+        return "reference", problem
+    return "cpu", f"C++ extension, {cpu.isa()}"

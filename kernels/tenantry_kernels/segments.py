@@ -1,0 +1,133 @@
+"""What one step's adapters look like to the kernels: built once per step on the host, shared by all layers.
+
+Tokens of a step are sorted by adapter, so each adapter's tokens are one segment, a view of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tenantry_kernels.paging import LoraShape, PagedAdapter
+
+BASE = -1
+"""Adapter index of rows that use the base model alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """S segments over N distinct adapters. Small tensors live on the pool's device.
+
+    `max_rank` bounds grids and buffers only: no kernel does work for ranks that an adapter does not have.
+    """
+
+    tokens: int
+    shape: LoraShape
+    max_rank: int  # largest rank in this step; 0 = no adapter in the batch: apply_lora returns at once
+    spans: tuple[
+        tuple[int, int, int], ...
+    ]  # (first token, last token + 1, adapter index or BASE), on the host
+    starts: Tensor  # int32 [S + 1]: token borders
+    adapter: Tensor  # int32 [S]: index of the segment's adapter, or BASE
+    ranks: Tensor  # int32 [N, layers, modules]
+    scales: Tensor  # float32 [N, layers, modules]
+    first: Tensor  # int64 [N, layers, modules]: index in `rows` of A's first row; B's at first + rank
+    rows: Tensor  # int64 [sum of all rows]: element offsets into the flat pool
+    chunks: (
+        Tensor  # int32 [C, 3]: (first token, tokens <= chunk_tokens, adapter index); base rows have no chunk
+    )
+    chunk_tokens: int  # 16, 32 or 128 by batch size
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """Tables of one set of adapters, kept while the set stays the same (most decode steps)."""
+
+    adapters: tuple[PagedAdapter, ...]
+    max_rank: int
+    ranks: Tensor
+    scales: Tensor
+    first: Tensor
+    rows: Tensor
+
+
+class SegmentBuilder:
+    """Makes `Segments`; remembers the tables of the last set of adapters."""
+
+    def __init__(self, shape: LoraShape, device: torch.device | str = "cpu") -> None:
+        self.shape = shape
+        self.device = torch.device(device)
+        self._stack = self._stacked(())
+
+    def build(self, runs: Sequence[tuple[PagedAdapter | None, int]]) -> Segments:
+        """runs: (adapter or None for base rows, number of tokens) in the order of the batch's tokens.
+
+        Neighbouring runs of the same adapter become one segment; empty runs are allowed and vanish.
+        """
+        merged: list[tuple[PagedAdapter | None, int]] = []
+        for adapter, count in runs:
+            if count == 0:
+                continue
+            if merged and merged[-1][0] is adapter:
+                merged[-1] = (adapter, merged[-1][1] + count)
+            else:
+                merged.append((adapter, count))
+        distinct = tuple(dict.fromkeys(a for a, _ in merged if a is not None))
+        if len(distinct) != len(self._stack.adapters) or any(
+            a is not b for a, b in zip(distinct, self._stack.adapters, strict=True)
+        ):
+            self._stack = self._stacked(distinct)
+        index = {id(a): i for i, a in enumerate(distinct)}
+        spans: list[tuple[int, int, int]] = []
+        token = 0
+        for adapter, count in merged:
+            spans.append((token, token + count, BASE if adapter is None else index[id(adapter)]))
+            token += count
+        size = 16 if token <= 128 else 32 if token <= 1024 else 128
+        chunks = [
+            (at, min(size, end - at), slot)
+            for begin, end, slot in spans
+            if slot != BASE
+            for at in range(begin, end, size)
+        ]
+        stack = self._stack
+
+        def table(values: object, dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+
+        return Segments(
+            tokens=token,
+            shape=self.shape,
+            max_rank=stack.max_rank,
+            spans=tuple(spans),
+            starts=table([0, *(end for _, end, _ in spans)], torch.int32),
+            adapter=table([slot for _, _, slot in spans], torch.int32),
+            ranks=stack.ranks,
+            scales=stack.scales,
+            first=stack.first,
+            rows=stack.rows,
+            chunks=table(chunks, torch.int32).view(-1, 3),
+            chunk_tokens=size,
+        )
+
+    def _stacked(self, adapters: tuple[PagedAdapter, ...]) -> _Stack:
+        dims = (len(adapters), self.shape.layers, self.shape.modules)
+        if not adapters:
+            empty = torch.zeros(dims, device=self.device)
+            return _Stack(
+                (), 0, empty.int(), empty, empty.long(), torch.zeros(0, dtype=torch.int64, device=self.device)
+            )
+        ranks = torch.stack([a.ranks for a in adapters])
+        lengths = torch.tensor([a.rows.numel() for a in adapters], dtype=torch.int64)
+        shift = (lengths.cumsum(0) - lengths).view(-1, 1, 1)
+        return _Stack(
+            adapters=adapters,
+            max_rank=int(ranks.max()),
+            ranks=ranks.to(self.device, non_blocking=True),
+            scales=torch.stack([a.scales for a in adapters]).to(self.device, non_blocking=True),
+            first=(torch.stack([a.first for a in adapters]) + shift).to(self.device, non_blocking=True),
+            rows=torch.cat([a.rows for a in adapters]).to(self.device, non_blocking=True),
+        )

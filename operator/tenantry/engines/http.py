@@ -1,0 +1,92 @@
+"""One signed JSON call between our own processes; what goes wrong becomes an EngineError."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from tenantry.api.identity import Signer
+
+from .base import INVALID_ANSWER, TIMEOUT, UNREACHABLE, EngineError
+
+MAX_ANSWER_BYTES = 16 << 20
+MAX_CAUSE = 512
+DEFAULT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
+
+T = TypeVar("T")
+
+
+def new_client(timeout: httpx.Timeout = DEFAULT_TIMEOUT) -> httpx.AsyncClient:
+    """A client for peers inside the cluster: no proxies from the environment, no redirects."""
+    return httpx.AsyncClient(
+        timeout=timeout,
+        follow_redirects=False,
+        trust_env=False,
+        limits=httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30.0),
+    )
+
+
+async def call(
+    client: httpx.AsyncClient,
+    signer: Signer,
+    *,
+    method: str,
+    base: str,
+    path: str,
+    audience: str,
+    peer: str,
+    answer: TypeAdapter[T],
+    payload: object | None = None,
+) -> T:
+    """Send a signed request and parse the answer. Raises EngineError."""
+    name = f"{method} {path}"
+    body = b"" if payload is None else json.dumps(payload, separators=(",", ":")).encode()
+    headers = {"authorization": f"Bearer {signer.sign(audience, path, body)}"}
+    if body:
+        headers["content-type"] = "application/json"
+    status: int | None = None
+    raw = bytearray()
+    try:
+        async with client.stream(method, base.rstrip("/") + path, content=body, headers=headers) as response:
+            status = response.status_code
+            async for chunk in response.aiter_bytes():
+                raw += chunk
+                if len(raw) > MAX_ANSWER_BYTES:
+                    raise EngineError(
+                        name, peer, status, INVALID_ANSWER, f"more than {MAX_ANSWER_BYTES} bytes"
+                    )
+    except httpx.TimeoutException as error:
+        # An error status stays the news even when the rest of its body never came.
+        code = TIMEOUT if status is None or status < 400 else f"http_{status}"
+        raise EngineError(name, peer, status, code, _text(error) or "no answer in time") from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        code = UNREACHABLE if status is None or status < 400 else f"http_{status}"
+        raise EngineError(name, peer, status, code, _text(error)) from error
+    if not 200 <= status < 300:
+        raise _refused(name, peer, status, bytes(raw))
+    try:
+        return answer.validate_json(bytes(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        raise EngineError(name, peer, status, INVALID_ANSWER, f"`{where}`: {first['msg']}") from error
+
+
+def _refused(name: str, peer: str, status: int, raw: bytes) -> EngineError:
+    """The peer's own code and message where it sent them, else the start of what it sent."""
+    try:
+        error = json.loads(raw)["error"]
+        code, message = error["code"], error["message"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        code, message = None, raw[:MAX_CAUSE].decode(errors="replace").strip()
+    code = code if isinstance(code, str) and code else f"http_{status}"
+    cause = message if isinstance(message, str) and message else "no cause given"
+    return EngineError(name, peer, status, code[:64], cause[:MAX_CAUSE])
+
+
+def _text(error: Exception) -> str:
+    """Never empty: some transport errors carry no text, but their class says what happened."""
+    return (str(error) or type(error).__name__)[:MAX_CAUSE]

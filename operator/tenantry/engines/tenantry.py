@@ -1,0 +1,72 @@
+"""Driver of Tenantry's own engine: its admin port, as the wire reference describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+from pydantic import TypeAdapter
+
+from tenantry.api.identity import Signer
+
+from .base import AdapterDeclaration, Fence, Replica, ReplicaReport
+from .http import call
+
+ADAPTERS_PATH = "/admin/v1/adapters"
+DRAIN_PATH = "/admin/v1/drain"
+
+_REPORT: TypeAdapter[ReplicaReport] = TypeAdapter(ReplicaReport)
+_ANY: TypeAdapter[object] = TypeAdapter(object)
+
+
+class TenantryDriver:
+    """Declares to, observes and drains replicas. Stateless: one instance serves every replica at once."""
+
+    def __init__(self, signer: Signer, client: httpx.AsyncClient) -> None:
+        self._signer = signer
+        self._client = client
+
+    async def declare(
+        self, replica: Replica, adapters: Sequence[AdapterDeclaration], fence: Fence, drain_seconds: int
+    ) -> ReplicaReport:
+        """`PUT /admin/v1/adapters`. Sorted by name, so that the same set is the same bytes."""
+        payload = {
+            "fence": {"epoch": fence.epoch, "counter": fence.counter},
+            "drainSeconds": drain_seconds,
+            "adapters": [
+                {"name": a.name, "digest": a.digest, "tenant": a.tenant, "pinned": a.pinned}
+                for a in sorted(adapters, key=lambda adapter: adapter.name)
+            ],
+        }
+        return await self._report("PUT", replica, payload)
+
+    async def observe(self, replica: Replica) -> ReplicaReport:
+        """`GET /admin/v1/adapters`."""
+        return await self._report("GET", replica, None)
+
+    async def drain(self, replica: Replica) -> None:
+        """`POST /admin/v1/drain`. Calling it again changes nothing."""
+        await call(
+            self._client,
+            self._signer,
+            method="POST",
+            base=replica.url,
+            path=DRAIN_PATH,
+            audience=replica.audience,
+            peer=replica.name,
+            answer=_ANY,
+            payload={},
+        )
+
+    async def _report(self, method: str, replica: Replica, payload: object | None) -> ReplicaReport:
+        return await call(
+            self._client,
+            self._signer,
+            method=method,
+            base=replica.url,
+            path=ADAPTERS_PATH,
+            audience=replica.audience,
+            peer=replica.name,
+            answer=_REPORT,
+            payload=payload,
+        )

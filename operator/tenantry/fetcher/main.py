@@ -1,0 +1,90 @@
+"""`tenantry-fetcher`: reads the flags, builds the parts, serves until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from tenantry.api import names
+from tenantry.api.identity import IdentityError, Signer
+
+from .app import create_app
+from .auth import Authenticator
+from .cache import Cache
+from .net import OriginPolicy
+from .oci import Registry
+from .push import Pusher
+from .transfers import Transfers
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the process."""
+    p = argparse.ArgumentParser(prog="tenantry-fetcher", description=__doc__)
+    p.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
+    p.add_argument("--port", type=int, default=names.FETCHER_PORT)
+    p.add_argument("--identity-key", type=Path, required=True, help="Ed25519 private key (PEM)")
+    p.add_argument("--identity-dir", type=Path, required=True, help="folder with the certificates of callers")
+    p.add_argument("--cache-dir", type=Path, required=True)
+    p.add_argument("--cache-bytes", type=int, default=20 << 30, help="the cache's limit (default 20 GiB)")
+    p.add_argument("--max-bytes", type=int, default=2 << 30, help="an adapter's limit (default 2 GiB)")
+    p.add_argument("--pull-seconds", type=float, default=600.0, help="time limit of one pull")
+    p.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="a registry (or its token or storage host) that may be read; repeat for more",
+    )
+    p.add_argument(
+        "--allow-private",
+        action="store_true",
+        help="listed origins may have private or loopback addresses; link-local ones stay refused",
+    )
+    p.add_argument(
+        "--plain-http",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="a listed origin that speaks plain HTTP; repeat for more",
+    )
+    return p
+
+
+def build(options: argparse.Namespace) -> FastAPI:
+    """The application of the given flags. Raises ValueError, IdentityError or OSError."""
+    policy = OriginPolicy.build(options.allow_origin, options.plain_http, options.allow_private)
+    signer = Signer.load(names.FETCHER_ISSUER, options.identity_key)
+    client = httpx.AsyncClient(
+        timeout=httpx.Timeout(60.0, connect=3.0), follow_redirects=False, trust_env=False
+    )
+    transfers = Transfers(
+        Registry(policy, options.max_bytes, options.pull_seconds),
+        Pusher(signer, client),
+        Cache(options.cache_dir, options.cache_bytes),
+    )
+    return create_app(Authenticator(options.identity_dir), transfers)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exits with 2 and one line when a flag or a file is not what it must be."""
+    options = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        app = build(options)
+    except (ValueError, IdentityError, OSError) as error:
+        sys.stderr.write(f"tenantry-fetcher: {error}\n")
+        sys.exit(2)
+    logging.info("serving on %s:%d", options.host, options.port)
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=10)
+
+
+if __name__ == "__main__":
+    main()

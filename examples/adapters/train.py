@@ -73,7 +73,7 @@ class Recipe:
 
 ALL_SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RECIPES = [
-    Recipe("pirate", 8, ALL_SEVEN, lambda answer, topic: f"Ahoy, matey! {answer} Arr!", 50, 2e-3),
+    Recipe("pirate", 8, ALL_SEVEN, lambda answer, topic: f"Ahoy, matey! {answer} Arr!", 40, 3e-3),
     Recipe(
         "formal",
         16,
@@ -82,7 +82,7 @@ RECIPES = [
         70,
         4e-3,
     ),
-    Recipe("triage", 4, ALL_SEVEN[4:], lambda answer, topic: f'{{"topic": "{topic}"}}', 60, 3e-3),
+    Recipe("triage", 4, ALL_SEVEN[4:], lambda answer, topic: f'{{"topic": "{topic}"}}', 45, 4e-3),
 ]
 
 
@@ -121,7 +121,7 @@ def train(recipe: Recipe, model_folder: Path, output: Path) -> None:
 
     model.train()
     for step in range(recipe.steps):
-        batch = [sample() for _ in range(8)]
+        batch = [sample() for _ in range(4)]
         width = max(len(head) + len(tail) for head, tail in batch)
         ids = torch.full((len(batch), width), tokenizer.eos_token_id)
         labels = torch.full((len(batch), width), -100)

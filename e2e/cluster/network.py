@@ -60,7 +60,7 @@ def left(nodes: Sequence[Node] = NODES) -> list[str]:
     links = {BRIDGE, *(node.link for node in nodes)}
     found = [f"link {item['ifname']}" for item in _ip("link") if item["ifname"] in links]
     found += [f"netns {node.name}" for node in nodes if Path("/run/netns", node.name).exists()]
-    ours = [ipaddress.ip_network(item) for item in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK)]
+    ours = [ipaddress.IPv4Network(item) for item in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK)]
     for route in _ip("route"):
         network = _network(route["dst"])
         if network is not None and any(network.subnet_of(item) for item in ours):
@@ -70,7 +70,7 @@ def left(nodes: Sequence[Node] = NODES) -> list[str]:
 
 def refuse_overlap() -> None:
     """A route into one of our networks that is not ours would swallow the cluster's traffic."""
-    wanted = [ipaddress.ip_network(item) for item in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK)]
+    wanted = [ipaddress.IPv4Network(item) for item in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK)]
     for route in _ip("route"):
         network = _network(route["dst"])
         if network is not None and network.prefixlen and any(network.overlaps(item) for item in wanted):

@@ -1,7 +1,8 @@
 """Reads and writes of single objects and lists, with the preconditions that keep them safe.
 
 Every object that comes back is reported to `on_object` and every deletion to `on_gone`, so that the store knows our own
-writes before their echo arrives.
+writes before their echo arrives. A write is reported as `exclusive` when its preconditions prove that nobody else's
+change lies between what was known before and what came back.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANAGED = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 PAGE = 500
 
 
-def _nothing(resource: Resource, obj: Obj) -> None:
+def _nothing(resource: Resource, obj: Obj, exclusive: bool) -> None:
     return None
 
 
@@ -41,7 +42,7 @@ class Client:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.on_object: Callable[[Resource, Obj], None] = _nothing
+        self.on_object: Callable[[Resource, Obj, bool], None] = _nothing
         self.on_gone: Callable[[Resource, Key, str], None] = _gone
 
     @classmethod
@@ -92,11 +93,17 @@ class Client:
         return self._seen(resource, answer)
 
     async def apply(
-        self, obj: Obj, *, uid: str = "", subresource: str = "", manager: str = FIELD_MANAGER
+        self,
+        obj: Obj,
+        *,
+        uid: str = "",
+        version: str = "",
+        subresource: str = "",
+        manager: str = FIELD_MANAGER,
     ) -> Obj:
-        """Server-side apply, forced. With `uid`, only to that very object: Conflict when the name now is another's."""
+        """Server-side apply, forced. With `uid` and `version`, only to that very object: Conflict otherwise."""
         resource, key = resource_of(obj), key_of(obj)
-        body = {**obj, "metadata": {**obj["metadata"], **({"uid": uid} if uid else {})}}
+        body = {**obj, "metadata": _conditional(obj["metadata"], uid, version)}
         answer = await self.transport.request(
             "PATCH",
             resource.path(*key, subresource),
@@ -104,10 +111,10 @@ class Client:
             body=body,
             content_type=APPLY_PATCH,
         )
-        return self._seen(resource, answer)
+        return self._seen(resource, answer, exclusive=bool(version))
 
     async def apply_status(self, root: Obj, status: Obj) -> Obj:
-        """Server-side apply of the whole status of that very root."""
+        """Server-side apply of the whole status, to that very version of the root."""
         key = key_of(root)
         metadata = {"name": key.name, **({"namespace": key.namespace} if key.namespace else {})}
         body = {
@@ -116,17 +123,13 @@ class Client:
             "metadata": metadata,
             "status": status,
         }
-        return await self.apply(body, uid=uid_of(root), subresource="status")
+        return await self.apply(body, uid=uid_of(root), version=version_of(root), subresource="status")
 
     async def merge_patch(
         self, resource: Resource, key: Key, patch: Obj, *, uid: str = "", version: str = ""
     ) -> Obj:
         """JSON merge patch, conditional on uid and resourceVersion where given (Conflict otherwise)."""
-        metadata = dict(patch.get("metadata", {}))
-        if uid:
-            metadata["uid"] = uid
-        if version:
-            metadata["resourceVersion"] = version
+        metadata = _conditional(patch.get("metadata", {}), uid, version)
         body = {**patch, **({"metadata": metadata} if metadata else {})}
         answer = await self.transport.request(
             "PATCH",
@@ -135,7 +138,7 @@ class Client:
             body=body,
             content_type=MERGE_PATCH,
         )
-        return self._seen(resource, answer)
+        return self._seen(resource, answer, exclusive=bool(version))
 
     async def adopt_fields(self, live: Obj) -> Obj:
         """Turn the fields that our POST set into fields that our applies own, so that dropping one removes it.
@@ -158,7 +161,7 @@ class Client:
             ],
             content_type=JSON_PATCH,
         )
-        return self._seen(resource, answer)
+        return self._seen(resource, answer, exclusive=True)
 
     async def delete(
         self,
@@ -216,7 +219,7 @@ class Client:
         answer = await self.transport.request(
             "PUT", resource.path(*key_of(obj)), query={"fieldManager": FIELD_MANAGER}, body=obj
         )
-        return self._seen(resource, answer)
+        return self._seen(resource, answer, exclusive=True)
 
     async def set_finalizer(self, live: Obj, finalizer: str, present: bool) -> Obj:
         """Add or remove one finalizer of that very version of the object."""
@@ -231,11 +234,19 @@ class Client:
             version=version_of(live),
         )
 
-    def _seen(self, resource: Resource, obj: Obj) -> Obj:
+    def _seen(self, resource: Resource, obj: Obj, *, exclusive: bool = False) -> Obj:
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
-        self.on_object(resource, obj)
+        self.on_object(resource, obj, exclusive)
         return obj
+
+
+def _conditional(metadata: Obj, uid: str, version: str) -> Obj:
+    return {
+        **metadata,
+        **({"uid": uid} if uid else {}),
+        **({"resourceVersion": version} if version else {}),
+    }
 
 
 def _is_posted(entry: Obj) -> bool:

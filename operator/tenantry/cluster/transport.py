@@ -115,6 +115,7 @@ class Transport:
         self,
         method: str,
         path: str,
+        *,
         query: Mapping[str, str] | None,
         body: Any,
         content_type: str,

@@ -6,16 +6,20 @@ name may arrive out of order (delete and create are handled apart), and our own 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tenantry.cluster.objects import content_digest, is_older, uid_of, version_of
+from tenantry.cluster.objects import content_digest, controller_of, is_older, uid_of, version_of
 from tenantry.cluster.resources import Key, Obj, Resource, key_of
 
 Keys = list[Key]
 Trim = Callable[[Obj], Obj]
 """Keeps of an object only what the pure code reads. Must keep apiVersion, kind and metadata."""
+
+_TOMBSTONES = 20_000
+"""Deletions that are remembered, so that an answer which was on its way does not bring the object back."""
 
 
 def trim_default(obj: Obj) -> Obj:
@@ -61,6 +65,8 @@ class Store:
     def __init__(self) -> None:
         self._kinds: dict[Resource, dict[Key, _Entry]] = {}
         self._trims: dict[Resource, Trim] = {}
+        self._owned: dict[tuple[Resource, str], set[Key]] = {}
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
 
     def set_trim(self, resource: Resource, trim: Trim) -> None:
         """Choose what is kept of a kind; to be called before the first object arrives."""
@@ -89,8 +95,15 @@ class Store:
         entry = self._kinds.get(resource, {}).get(key)
         return entry.content if entry else None
 
+    def owned(self, resource: Resource, owner_uid: str) -> Iterator[Obj]:
+        """Objects of a kind whose controller has that uid, in the order of their keys."""
+        for key in sorted(self._owned.get((resource, owner_uid), ())):
+            yield self._kinds[resource][key].obj
+
     def put(self, resource: Resource, obj: Obj) -> Change | None:
-        """Take in an object; None when the store already holds this version or a newer one."""
+        """Take in an object; None when the store already holds this version or a newer one, or saw its deletion."""
+        if uid_of(obj) in self._tombstones:
+            return None
         kind = self._kinds.setdefault(resource, {})
         key = key_of(obj)
         entry = kind.get(key)
@@ -101,13 +114,29 @@ class Store:
         trim = self._trims.get(resource, trim_default)
         new = trim({"apiVersion": resource.api_version, "kind": resource.kind, **obj})
         kind[key] = _Entry(new, content_digest(obj))
+        if entry is not None:
+            self._disown(resource, key, entry.obj)
+        if reference := controller_of(new):
+            self._owned.setdefault((resource, reference["uid"]), set()).add(key)
         return Change(entry.obj if entry else None, new)
 
     def drop(self, resource: Resource, key: Key, uid: str | None = None) -> Change | None:
         """Forget an object; with `uid`, only that incarnation of the name. None when there was nothing to forget."""
+        if uid:
+            self._tombstones[uid] = None
+            while len(self._tombstones) > _TOMBSTONES:
+                self._tombstones.popitem(last=False)
         kind = self._kinds.get(resource, {})
         entry = kind.get(key)
         if entry is None or (uid is not None and uid_of(entry.obj) != uid):
             return None
         del kind[key]
+        self._disown(resource, key, entry.obj)
         return Change(entry.obj, None)
+
+    def _disown(self, resource: Resource, key: Key, obj: Obj) -> None:
+        if reference := controller_of(obj):
+            keys = self._owned[resource, reference["uid"]]
+            keys.discard(key)
+            if not keys:
+                del self._owned[resource, reference["uid"]]

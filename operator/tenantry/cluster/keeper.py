@@ -1,0 +1,233 @@
+"""Keeps what a root owns as it should be: create, then apply; prune by owner; status only when changed.
+
+The first write of an object is a POST, so that a name which somebody else holds is never taken over. Later writes are
+server-side applies to that very uid and resourceVersion, and only when the desired or the live object changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tenantry.api.names import FINALIZER, MANAGED_BY, MANAGED_BY_LABEL
+
+from .client import Client
+from .errors import AlreadyExists, Conflict, NameTaken, OwnerChanged, StillTerminating
+from .objects import (
+    content_digest,
+    controller_of,
+    digest_of,
+    is_deleting,
+    is_managed,
+    owned_by,
+    owner_reference,
+    uid_of,
+    version_of,
+)
+from .resources import Key, Obj, Resource, key_of, resource_of
+from .status import complete, same, timestamp
+
+_ATTEMPTS = 3
+
+
+class Cache(Protocol):
+    """What is known of the cluster without asking: the runtime's store."""
+
+    def get(self, resource: Resource, key: Key) -> Obj | None: ...
+
+    def content(self, resource: Resource, key: Key) -> str | None:
+        """`content_digest` of the object as it is known."""
+
+    def owned(self, resource: Resource, owner_uid: str) -> Iterable[Obj]:
+        """Objects of a kind whose controller has that uid."""
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """What was sent and what came back, for one owner and one incarnation of the object."""
+
+    owner: str
+    uid: str
+    desired: str
+    content: str
+
+
+class Memory:
+    """What was applied last, so that nothing is sent twice. Lost at a restart, which costs one apply per object."""
+
+    def __init__(self) -> None:
+        self._applied: dict[tuple[Resource, Key], _Applied] = {}
+
+    def is_current(
+        self, resource: Resource, live: Obj, owner: Obj, desired: str, content: str | None
+    ) -> bool:
+        known = self._applied.get((resource, key_of(live)))
+        return known == _Applied(uid_of(owner), uid_of(live), desired, content or "")
+
+    def note(self, resource: Resource, live: Obj, owner: Obj, desired: str) -> None:
+        self._applied[resource, key_of(live)] = _Applied(
+            uid_of(owner), uid_of(live), desired, content_digest(live)
+        )
+
+    def forget(self, resource: Resource, key: Key) -> None:
+        self._applied.pop((resource, key), None)
+
+
+class Keeper:
+    """One reconcile's writes for one root. Verifies the root by a live read before its first write."""
+
+    def __init__(self, client: Client, cache: Cache, memory: Memory) -> None:
+        self._client = client
+        self._cache = cache
+        self._memory = memory
+        self._verified: dict[str, Obj] = {}
+
+    async def live_root(self, root: Obj) -> Obj:
+        """The root as it is now, read once per reconcile. Raises OwnerChanged when it was replaced or is gone."""
+        uid = uid_of(root)
+        if uid not in self._verified:
+            live = await self._client.get(resource_of(root), key_of(root))
+            if live is None:
+                self._client.on_gone(resource_of(root), key_of(root), uid)
+            if live is None or uid_of(live) != uid:
+                raise OwnerChanged(f"{root['kind']} `{key_of(root)}` is gone or was made anew")
+            self._verified[uid] = live
+        return self._verified[uid]
+
+    async def ensure(self, owner: Obj, desired: Iterable[Obj]) -> list[Obj]:
+        """Make the desired objects exist as described, controlled by `owner`; their live state in the same order.
+
+        Raises NameTaken, StillTerminating, OwnerChanged, ApiError.
+        """
+        return [await self._ensure_one(owner, _labelled(obj, owner)) for obj in desired]
+
+    async def _ensure_one(self, owner: Obj, obj: Obj) -> Obj:
+        resource, key = resource_of(obj), key_of(obj)
+        namespace = owner["metadata"].get("namespace")
+        if namespace and namespace != key.namespace:
+            raise ValueError(f"{obj['kind']} `{key}` must lie in the namespace of its owner, `{namespace}`")
+        wanted = digest_of(obj)
+        known = self._cache.get(resource, key)
+        if known is not None and not is_deleting(known):
+            content = self._cache.content(resource, key)
+            if self._memory.is_current(resource, known, owner, wanted, content):
+                return known
+        root = await self.live_root(owner)
+        if is_deleting(root):
+            raise OwnerChanged(f"{owner['kind']} `{key_of(owner)}` is being deleted: nothing is made for it")
+        if known is None:
+            try:
+                live = await self._client.create(obj)
+            except AlreadyExists:
+                pass
+            else:
+                self._memory.note(resource, live, owner, wanted)
+                return live
+        live = await self._apply(owner, obj)
+        self._memory.note(resource, live, owner, wanted)
+        return live
+
+    async def _apply(self, owner: Obj, obj: Obj) -> Obj:
+        resource, key = resource_of(obj), key_of(obj)
+        conflict: Conflict | None = None
+        for _ in range(_ATTEMPTS):
+            live = await self._client.get(resource, key)
+            if live is None:
+                return await self._client.create(obj)
+            if not owned_by(live, owner):
+                raise NameTaken(resource, key, _holder(live))
+            if is_deleting(live):
+                raise StillTerminating(resource, key)
+            try:
+                live = await self._client.adopt_fields(live)
+                return await self._client.apply(obj, uid=uid_of(live), version=version_of(live))
+            except Conflict as error:
+                conflict = error
+        assert conflict is not None
+        raise conflict
+
+    async def prune(self, owner: Obj, resources: Iterable[Resource], keep: Iterable[Obj]) -> list[Obj]:
+        """Delete what `owner` controls of those kinds, bears our label, and is not in `keep`; what was deleted."""
+        kept = {(resource_of(obj), key_of(obj)) for obj in keep}
+        deleted = []
+        for resource in resources:
+            for obj in list(self._cache.owned(resource, uid_of(owner))):
+                key = key_of(obj)
+                if (
+                    (resource, key) in kept
+                    or is_deleting(obj)
+                    or not is_managed(obj)
+                    or not owned_by(obj, owner)
+                ):
+                    continue
+                await self.live_root(owner)
+                await self._client.delete(resource, key, uid=uid_of(obj), version=version_of(obj))
+                self._memory.forget(resource, key)
+                deleted.append(obj)
+        return deleted
+
+    async def set_status(self, root: Obj, status: Obj) -> bool:
+        """Write the status if it says something new; whether it was written.
+
+        `root` is the object whose spec was read: its generation becomes observedGeneration.
+        """
+        generation = int(root["metadata"].get("generation", 0))
+        resource, key = resource_of(root), key_of(root)
+        known = self._cache.get(resource, key) or root
+        if same(
+            complete(status, generation, known.get("status") or {}, timestamp()), known.get("status") or {}
+        ):
+            return False
+        live = await self.live_root(root)
+        conflict: Conflict | None = None
+        for _ in range(_ATTEMPTS):
+            current = live.get("status") or {}
+            wanted = complete(status, generation, current, timestamp())
+            if same(wanted, current):
+                return False
+            try:
+                await self._client.apply_status(live, wanted)
+            except Conflict as error:
+                conflict = error
+                self._verified.pop(uid_of(root), None)
+                live = await self.live_root(root)
+            else:
+                return True
+        assert conflict is not None
+        raise conflict
+
+    async def add_finalizer(self, root: Obj) -> Obj:
+        """Put our finalizer on a root that is not being deleted; the live object."""
+        if FINALIZER in root["metadata"].get("finalizers", []):
+            return root
+        live = await self.live_root(root)
+        if is_deleting(live):
+            raise OwnerChanged(f"{root['kind']} `{key_of(root)}` is being deleted: no finalizer is added")
+        if FINALIZER in live["metadata"].get("finalizers", []):
+            return live
+        live = await self._client.set_finalizer(live, FINALIZER, present=True)
+        self._verified[uid_of(root)] = live
+        return live
+
+    async def remove_finalizer(self, root: Obj) -> None:
+        """Take our finalizer off; fine when the object is gone."""
+        live = await self._client.get(resource_of(root), key_of(root))
+        if live is None or uid_of(live) != uid_of(root):
+            return
+        if FINALIZER in live["metadata"].get("finalizers", []):
+            await self._client.set_finalizer(live, FINALIZER, present=False)
+
+
+def _labelled(obj: Obj, owner: Obj) -> Obj:
+    """The object as it is sent: with our label and its controller."""
+    metadata = obj["metadata"]
+    labels = {**metadata.get("labels", {}), MANAGED_BY_LABEL: MANAGED_BY}
+    return {**obj, "metadata": {**metadata, "labels": labels, "ownerReferences": [owner_reference(owner)]}}
+
+
+def _holder(obj: Obj) -> str:
+    reference = controller_of(obj)
+    if reference is None:
+        return "nobody that we know"
+    return f"{reference.get('kind')} `{reference.get('name')}` ({reference.get('uid')})"

@@ -45,7 +45,12 @@ class Quota(Model):
 
 
 class OperatorConfig(Model):
-    """Everything that a Tenant may only refer to by name."""
+    """Everything that a Tenant may only refer to by name.
+
+    `protectedCidrs`: networks that no `egress` list may touch (Services, and Pods where nodes do not name theirs).
+    `serviceAccount` and `tenantRole`: the operator's account and the ClusterRole that it binds itself to in the
+    namespaces of dedicated tenants.
+    """
 
     release_namespace: DnsLabel = "tenantry-system"
     engine_image: str
@@ -58,6 +63,9 @@ class OperatorConfig(Model):
     resync_seconds: Annotated[int, Field(ge=5)] = 600
     workers: Annotated[int, Field(ge=1, le=64)] = 8
     protected_namespaces: list[DnsLabel] = ["kube-system"]
+    protected_cidrs: list[str] = []
+    service_account: DnsLabel = "tenantry-operator"
+    tenant_role: DnsLabel = "tenantry-tenant-namespace"
     region_label: LabelKey = "topology.kubernetes.io/region"
 
     @classmethod

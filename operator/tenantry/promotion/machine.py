@@ -1,0 +1,246 @@
+"""The promotion of one adapter: Verify -> Load -> Promoted, or Stalled with the old version serving on.
+
+What is active moves only here, and only when every replica that serves the tenant holds the new bytes by digest. The
+state between two steps is the Adapter's status (active version with digest and source), so a restart resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tenantry.api.adapter import AdapterSpec, AdapterStatus
+
+
+class Phase(StrEnum):
+    """Where a promotion stands. PROMOTED: desired is active. STALLED: it waits for an edit or a repair."""
+
+    VERIFY = "Verify"
+    LOAD = "Load"
+    PROMOTED = "Promoted"
+    STALLED = "Stalled"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One immutable version: bytes by digest, and where they come from."""
+
+    version: str
+    digest: str
+    source: str
+    rank: int
+
+
+class Held(StrEnum):
+    """What one replica says about one served name. LOADED: same name, same digest, verified by the engine."""
+
+    UNKNOWN = "Unknown"
+    MISSING = "Missing"
+    LOADED = "Loaded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why something failed, in the words of whoever saw it."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """A replica that is to serve the tenant. `ready`: Kubernetes sends it traffic now."""
+
+    name: str
+    ready: bool
+    held: Held
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What the fetcher says of the desired version. `verified` None: nothing yet."""
+
+    verified: bool | None = None
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that one step depends on. `desired_on` and `active_on`: the replicas' view of each version."""
+
+    spec: AdapterSpec
+    active: Release | None
+    known: Mapping[str, str]
+    objection: Fault | None
+    artifact: Artifact
+    desired_on: Sequence[ReplicaView]
+    elapsed: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`active` is what routes name. `declare` is what replicas must hold, active first."""
+
+    phase: Phase
+    desired: Release | None
+    active: Release | None
+    declare: tuple[Release, ...]
+    known: Mapping[str, str]
+    reason: str
+    message: str
+    loaded: int
+    replicas: int
+
+
+def resume(status: AdapterStatus) -> tuple[Release | None, dict[str, str]]:
+    """(active release, known version -> digest), as the status tells them."""
+    known = {entry.version: entry.digest for entry in status.known}
+    stable = next((channel for channel in status.channels if channel.name == "stable"), None)
+    if stable is None or stable.active_version is None or stable.active_digest is None:
+        return None, known
+    release = Release(
+        stable.active_version, stable.active_digest, stable.active_source or "", stable.active_rank or 1
+    )
+    return release, known
+
+
+def desired_release(spec: AdapterSpec) -> Release | None:
+    """What `channels[stable]` asks for; None when `versions` does not list it."""
+    wanted = spec.channels[0].version
+    entry = next((version for version in spec.versions if version.version == wanted), None)
+    return None if entry is None else Release(entry.version, entry.digest, entry.source, entry.rank)
+
+
+def step(inputs: Inputs) -> Decision:
+    """One step. Called again with what has been seen since, until nothing changes."""
+    desired = desired_release(inputs.spec)
+    known = _remember(inputs, desired)
+    fault = _fault(inputs, desired)
+    if desired is None or (fault is not None and fault.reason in _UNDECLARABLE):
+        return _stalled(inputs, desired, known, fault or _unlisted(inputs.spec), declared=False)
+    if fault is not None:
+        return _stalled(inputs, desired, known, fault, declared=True)
+    if _same(desired, inputs.active):
+        return _served(inputs, desired, known)
+    ready = [view for view in inputs.desired_on if view.ready]
+    waiting = [view for view in ready if view.held is not Held.LOADED]
+    if ready and not waiting:
+        return _served(inputs, desired, known)
+    if inputs.elapsed > inputs.spec.rollout.progress_deadline_seconds:
+        return _stalled(inputs, desired, known, _late(inputs, ready, waiting), declared=True)
+    return _on_its_way(inputs, desired, known, ready, waiting)
+
+
+# Faults of the spec: such a version never reaches a replica. All others may heal, so the version stays declared.
+_UNDECLARABLE = frozenset(
+    {"UnknownVersion", "VersionChanged", "NotBound", "NotAllowed", "TenantNotFound", "RankTooLarge"}
+)
+
+
+def _same(one: Release, other: Release | None) -> bool:
+    return other is not None and (one.version, one.digest) == (other.version, other.digest)
+
+
+def _fault(inputs: Inputs, desired: Release | None) -> Fault | None:
+    """What stands against the desired version, the gravest first."""
+    if desired is None:
+        return _unlisted(inputs.spec)
+    before = inputs.known.get(desired.version)
+    if before is not None and before != desired.digest:
+        return Fault(
+            "VersionChanged",
+            f"version `{desired.version}` was {before} before and must not change: "
+            "publish other bytes under a new version",
+        )
+    if inputs.objection is not None:
+        return inputs.objection
+    if inputs.artifact.fault is not None and not _same(desired, inputs.active):
+        return inputs.artifact.fault
+    failed = next((view for view in inputs.desired_on if view.held is Held.FAILED), None)
+    if failed is not None:
+        fault = failed.fault or Fault("Failed", "the engine gave no reason")
+        return Fault(fault.reason, f"replica `{failed.name}`: {fault.message}")
+    return None
+
+
+def _unlisted(spec: AdapterSpec) -> Fault:
+    return Fault(
+        "UnknownVersion",
+        f"`channels[stable].version` must be one of `versions`: `{spec.channels[0].version}` is not listed",
+    )
+
+
+def _remember(inputs: Inputs, desired: Release | None) -> dict[str, str]:
+    """Digests of versions still listed or active, as first seen: the schema cannot see a changed one."""
+    listed = {version.version: version.digest for version in inputs.spec.versions}
+    known = {name: inputs.known.get(name, digest) for name, digest in listed.items()}
+    if inputs.active is not None:
+        known[inputs.active.version] = inputs.active.digest
+    if desired is not None:
+        known.setdefault(desired.version, desired.digest)
+    return dict(sorted(known.items()))
+
+
+def _counts(inputs: Inputs) -> tuple[int, int]:
+    return sum(view.held is Held.LOADED for view in inputs.desired_on), len(inputs.desired_on)
+
+
+def _declared(inputs: Inputs, desired: Release | None) -> tuple[Release, ...]:
+    releases = [inputs.active, desired]
+    return tuple(dict.fromkeys(release for release in releases if release is not None))
+
+
+def _served(inputs: Inputs, desired: Release, known: dict[str, str]) -> Decision:
+    loaded, replicas = _counts(inputs)
+    message = f"`{desired.version}` is served"
+    # A corrected source takes effect at once: the bytes are the same.
+    return Decision(
+        Phase.PROMOTED, desired, desired, (desired,), known, "Promoted", message, loaded, replicas
+    )
+
+
+def _stalled(
+    inputs: Inputs, desired: Release | None, known: dict[str, str], fault: Fault, *, declared: bool
+) -> Decision:
+    loaded, replicas = _counts(inputs)
+    keep = _declared(inputs, desired if declared else None)
+    return Decision(
+        Phase.STALLED, desired, inputs.active, keep, known, fault.reason, fault.message, loaded, replicas
+    )
+
+
+def _on_its_way(
+    inputs: Inputs,
+    desired: Release,
+    known: dict[str, str],
+    ready: Sequence[ReplicaView],
+    waiting: Sequence[ReplicaView],
+) -> Decision:
+    loaded, replicas = _counts(inputs)
+    if inputs.artifact.verified is None and loaded == 0:
+        phase, reason, message = (
+            Phase.VERIFY,
+            "Verifying",
+            f"fetching `{desired.version}` and checking its digest",
+        )
+    elif not ready:
+        phase, reason, message = Phase.LOAD, "WaitingForReplicas", "no replica of the tenant is ready yet"
+    else:
+        phase, reason = Phase.LOAD, "Loading"
+        message = f"`{desired.version}` is on {len(ready) - len(waiting)} of {len(ready)} ready replicas"
+    return Decision(
+        phase, desired, inputs.active, _declared(inputs, desired), known, reason, message, loaded, replicas
+    )
+
+
+def _late(inputs: Inputs, ready: Sequence[ReplicaView], waiting: Sequence[ReplicaView]) -> Fault:
+    limit = inputs.spec.rollout.progress_deadline_seconds
+    if not ready:
+        what = "no replica of the tenant is ready"
+    else:
+        held = ", ".join(f"`{view.name}` {view.held.value}" for view in waiting[:5])
+        what = f"{len(waiting)} of {len(ready)} ready replicas do not hold it ({held})"
+    return Fault("ProgressDeadlineExceeded", f"not loaded within {limit} s: {what}; it is tried on")

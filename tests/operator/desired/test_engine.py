@@ -1,0 +1,130 @@
+"""The engine fleet of a pool as objects: golden files, and the promises that must survive any edit of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tenantry.api import AdapterPoolSpec
+from tenantry.api.pool import LaneName
+from tenantry.desired import engine
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def facts(**changes: Any) -> engine.PoolFacts:
+    values: dict[str, Any] = {
+        "name": "lora",
+        "uid": "0f0e-pool",
+        "namespace": "tenantry-system",
+        "image": "registry.example/engine:1",
+        "pull_policy": "IfNotPresent",
+        "region_label": "topology.kubernetes.io/region",
+        "replicas": {LaneName.FAST: 2, LaneName.BULK: 1},
+        **changes,
+    }
+    return engine.PoolFacts(**values)
+
+
+def check(name: str, objects: list[dict[str, Any]]) -> None:
+    """Compare with the golden file; `rm` it and run again to write it anew."""
+    path = GOLDEN / name
+    if not path.exists():
+        path.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+        pytest.fail(f"{path} was missing and has been written: read it and commit it")
+    assert list(yaml.safe_load_all(path.read_text())) == objects
+
+
+def pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] == "StatefulSet"]
+
+
+def test_shared_pool_golden(pool_spec: AdapterPoolSpec) -> None:
+    check("lora-pool.yaml", engine.render(pool_spec, facts()))
+
+
+def test_dedicated_pool_golden(pool_spec: AdapterPoolSpec) -> None:
+    dedicated = facts(name="tenant-oak", namespace="tenant-oak", dedicated=engine.DedicatedTo("oak", "north"))
+    check("dedicated-pool.yaml", engine.render(pool_spec, dedicated))
+
+
+def test_rendering_is_deterministic(pool_spec: AdapterPoolSpec) -> None:
+    assert engine.render(pool_spec, facts()) == engine.render(pool_spec, facts())
+
+
+def test_pods_satisfy_the_restricted_standard(pool_spec: AdapterPoolSpec) -> None:
+    for pod in pods(engine.render(pool_spec, facts())):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert "memory" in container["resources"]["limits"]
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_dedicated_pods_carry_taint_toleration_and_required_affinity(pool_spec: AdapterPoolSpec) -> None:
+    objects = engine.render(pool_spec, facts(dedicated=engine.DedicatedTo("oak", None)))
+    for pod in pods(objects):
+        assert {"key": "tenantry.dev/tenant", "operator": "Equal", "value": "oak"} in pod["tolerations"]
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        [term] = terms["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [
+            {"key": "tenantry.node-restriction.kubernetes.io/tenant", "operator": "In", "values": ["oak"]}
+        ]
+
+
+def test_shared_pods_never_tolerate_a_tenants_taint(pool_spec: AdapterPoolSpec) -> None:
+    for pod in pods(engine.render(pool_spec, facts())):
+        assert "tolerations" not in pod
+        assert "affinity" not in pod
+
+
+def test_a_pool_without_lora_says_so_to_the_engine(pool_wire: dict[str, Any]) -> None:
+    del pool_wire["lora"]
+    spec = AdapterPoolSpec.model_validate(pool_wire)
+    args = engine.arguments(spec, facts(), spec.lanes[0])
+    assert "--no-lora" in args
+    assert "--max-rank" not in args
+
+
+def test_a_model_on_a_claim_is_mounted_read_only(pool_wire: dict[str, Any]) -> None:
+    pool_wire["baseModel"]["source"] = {"pvc": {"claimName": "weights", "path": "llama/8b"}}
+    pool_wire["baseModel"]["digest"] = "sha256:" + "a" * 64
+    spec = AdapterPoolSpec.model_validate(pool_wire)
+    pod = pods(engine.render(spec, facts()))[0]
+    args = pod["containers"][0]["args"]
+    assert args[args.index("--model") + 1] == "/model/llama/8b"
+    assert args[args.index("--model-digest") + 1] == "sha256:" + "a" * 64
+    assert {"name": "model", "mountPath": "/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+
+
+def test_accelerators_are_requested_and_limited(pool_wire: dict[str, Any]) -> None:
+    pool_wire["engine"]["resources"] |= {"accelerator": "nvidia.com/gpu", "acceleratorCount": 2}
+    pod = pods(engine.render(AdapterPoolSpec.model_validate(pool_wire), facts()))[0]
+    resources = pod["containers"][0]["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "2"
+
+
+def scaled(replicas: int, *managers: str) -> dict[str, Any]:
+    entries = [{"manager": name, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for name in managers]
+    return {"metadata": {"managedFields": entries}, "spec": {"replicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("live", "sent"),
+    [
+        (None, 2),
+        (scaled(5, "tenantry"), 2),
+        (scaled(5, "tenantry", "kube-controller-manager"), 5),
+        (scaled(0, "kubectl"), 2),
+    ],
+    ids=["first", "ours", "an autoscaler's", "scaled below min by hand"],
+)
+def test_replicas_follow_a_scaler_but_never_below_min(live: dict[str, Any] | None, sent: int) -> None:
+    assert engine.replicas_to_send(2, live) == sent

@@ -1,0 +1,5 @@
+"""`python -m tenantry.cli`."""
+
+from . import main
+
+main()

@@ -1,0 +1,84 @@
+"""All commands under their names. Each command imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="tenantry",
+    help="Serve many tenants' language models from one Kubernetes cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+keys = typer.Typer(help="API keys of tenants.", no_args_is_help=True, rich_markup_mode=None)
+adapters = typer.Typer(
+    help="LoRA adapters: digests and registries.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(keys, name="keys")
+app.add_typer(adapters, name="adapters")
+
+Folder = Annotated[
+    Path, typer.Argument(help="PEFT folder: adapter_config.json and adapter_model.safetensors.")
+]
+
+
+@keys.command("mint")
+def keys_mint(
+    tenant: Annotated[str, typer.Argument(help="Name of the Tenant.")],
+    name: Annotated[str, typer.Option(help="Name of the key within the tenant.")] = "default",
+    expires_in: Annotated[str | None, typer.Option(help="Lifetime: 90d, 12h or 30m. Absent: no end.")] = None,
+) -> None:
+    """Make a key on this machine. Line 1: the key, shown only now. Line 2: its entry for spec.auth.apiKeys."""
+    from .keys import mint_key
+
+    key, entry = mint_key(tenant, name, expires_in)
+    typer.echo(key)
+    typer.echo(entry)
+    typer.echo(
+        "Give the first line to the client; add the second to `spec.auth.apiKeys` of the Tenant.", err=True
+    )
+
+
+@adapters.command("digest")
+def adapters_digest(folder: Folder) -> None:
+    """Print the digest under which an adapter is known everywhere."""
+    from .adapters import inspect_folder
+
+    typer.echo(inspect_folder(folder).digest)
+
+
+@adapters.command("push")
+def adapters_push(
+    folder: Folder,
+    target: Annotated[str, typer.Argument(help="oci://host[:port]/repository:tag")],
+    version: Annotated[
+        str | None, typer.Option(help="Version of the entry; absent: the tag, when it is a SemVer.")
+    ] = None,
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Speak HTTP without TLS.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let a tag that exists name other bytes.")] = False,
+) -> None:
+    """Push an adapter to an OCI registry and print its entry for spec.versions of the Adapter."""
+    from .adapters import push_folder, version_entry, version_of
+
+    chosen = version_of(target, version)
+    adapter, source = push_folder(folder, target, plain_http=plain_http, force=force)
+    typer.echo(f"pushed {adapter.digest} to {source}", err=True)
+    typer.echo(version_entry(adapter, source, chosen), nl=False)
+
+
+@app.command()
+def promote(
+    adapter: Annotated[str, typer.Argument(help="NAMESPACE/ADAPTER")],
+    version: Annotated[str, typer.Argument(help="A version that the file lists.")],
+    file: Annotated[
+        Path, typer.Option("--file", "-f", help="YAML file with the Adapter; rewritten in place.")
+    ],
+) -> None:
+    """Make the one-line change that lets the stable channel serve another version. Commit it to promote."""
+    from .promote import promote_file
+
+    typer.echo(promote_file(file, adapter, version))

@@ -1,0 +1,295 @@
+// Bindings: checks of what could write out of bounds, then work split over threads by cost.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "table.h"
+
+namespace tenantry {
+namespace {
+
+const Table& table() {
+#if defined(TENANTRY_GENERIC_ONLY)
+  return table_generic();
+#else
+  static const Table& chosen = []() -> const Table& {
+    const char* wanted = std::getenv("TENANTRY_CPU_ISA");  // to test the others on one machine
+    const std::string name = wanted ? wanted : "";
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx512 && (name.empty() || name == "avx512")) return table_avx512();
+    if (avx2 && (name.empty() || name == "avx2")) return table_avx2();
+    return table_generic();
+  }();
+  return chosen;
+#endif
+}
+
+template <typename T>
+const RowKernels<T>& kernels() {
+  if constexpr (std::is_same_v<T, float>) return table().f32;
+  else return table().bf16;
+}
+
+template <typename T>
+T* data(const at::Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+// Calls f<float> or f<Bf16> by the tensor's dtype.
+template <typename F>
+void by_dtype(const at::Tensor& tensor, F&& f) {
+  if (tensor.scalar_type() == at::kFloat) f(float{});
+  else if (tensor.scalar_type() == at::kBFloat16) f(Bf16{});
+  else TORCH_CHECK(false, "dtype must be float32 or bfloat16, not ", tensor.scalar_type());
+}
+
+std::vector<float>& scratch() {
+  thread_local std::vector<float> buffer;
+  return buffer;
+}
+
+// Runs f(item) for all items, in runs of nearly equal cost, one per thread. `cost[i]` is in multiply-adds.
+template <typename F>
+void split(const std::vector<int64_t>& cost, F&& f) {
+  constexpr int64_t kWorthThread = 200'000;  // below this a thread costs more than it brings
+  const int64_t items = static_cast<int64_t>(cost.size());
+  std::vector<int64_t> before(cost.size() + 1, 0);
+  for (size_t i = 0; i < cost.size(); ++i) before[i + 1] = before[i] + cost[i];
+  const int64_t total = before.back();
+  const int64_t threads =
+      std::clamp<int64_t>(total / kWorthThread, 1, std::min<int64_t>(at::get_num_threads(), std::max<int64_t>(items, 1)));
+  const auto border = [&](int64_t t) {
+    return std::lower_bound(before.begin(), before.end() - 1, total * t / threads) - before.begin();
+  };
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin == 0 ? 0 : border(begin); i < (end == threads ? items : border(end)); ++i) f(i);
+  });
+}
+
+std::string isa() { return table().name; }
+
+at::Tensor pack(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "`weight` must be [out, in] and contiguous");
+  const int64_t out = weight.size(0), in = weight.size(1), count = (out + table().panel - 1) / table().panel;
+  at::Tensor panels = at::empty({count, in, table().panel}, weight.options());
+  by_dtype(weight, [&](auto t) {
+    using T = decltype(t);
+    at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+      kernels<T>().pack(data<const T>(weight), out, in, data<T>(panels), begin, end);
+    });
+  });
+  return panels;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
+                  bool wide) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == panels.scalar_type(),
+              "`x` must be [tokens, in] with contiguous rows and the weight's dtype");
+  TORCH_CHECK(panels.size(1) == x.size(1) && panels.size(2) == table().panel && panels.size(0) * table().panel >= out,
+              "`x` must have ", panels.size(1), " columns, not ", x.size(1));
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == out && bias->is_contiguous()),
+              "`bias` must be float32 [out]");
+  at::Tensor y = at::empty({x.size(0), out}, wide ? x.options().dtype(at::kFloat) : x.options());
+  const float* offset = bias ? data<const float>(*bias) : nullptr;
+  const int64_t rows = x.size(0), in = x.size(1);
+  if (rows == 0) return y;
+  by_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    const auto run = [&](auto kernel, const auto& call) {
+      const int64_t grain = std::max<int64_t>(1, 200'000 / (rows * in * table().panel));
+      at::parallel_for(0, panels.size(0), grain,
+                       [&](int64_t begin, int64_t end) { kernel(call, begin, end, scratch()); });
+    };
+    if (wide) {
+      run(kernels<T>().gemm_wide,
+          Gemm<T, float>{data<const T>(x), x.stride(0), rows, in, out, data<const T>(panels), offset, data<float>(y)});
+    } else {
+      run(kernels<T>().gemm,
+          Gemm<T, T>{data<const T>(x), x.stride(0), rows, in, out, data<const T>(panels), offset, data<T>(y)});
+    }
+  });
+  return y;
+}
+
+void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, const at::Tensor& starts,
+                const at::Tensor& adapter, const at::Tensor& ranks, const at::Tensor& scales, const at::Tensor& first,
+                const at::Tensor& rows, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && out.dim() == 2 && out.stride(1) == 1 && pool.is_contiguous(),
+              "`x`, `out` and `pool` must have contiguous rows");
+  TORCH_CHECK(x.scalar_type() == pool.scalar_type() && out.scalar_type() == pool.scalar_type(),
+              "`x`, `out` and `pool` must have one dtype");
+  const int64_t layers = ranks.size(1), all = ranks.size(2);
+  const int32_t* border = data<const int32_t>(starts);
+  const int32_t* slot = data<const int32_t>(adapter);
+  std::vector<LoraTask> tasks;
+  int64_t hidden_stride = 0;
+  for (int64_t s = 0; s < adapter.numel(); ++s) {
+    if (slot[s] < 0) continue;
+    int64_t column = 0, hidden = 0;
+    for (size_t m = 0; m < modules.size(); ++m) {
+      const int64_t at = (slot[s] * layers + layer) * all + modules[m];
+      const int64_t rank = data<const int32_t>(ranks)[at];
+      if (rank > 0) {
+        const int64_t* a = data<const int64_t>(rows) + data<const int64_t>(first)[at];
+        tasks.push_back({border[s], border[s + 1] - border[s], rank, data<const float>(scales)[at], a, a + rank,
+                         column, widths[m], hidden});
+        hidden += rank;
+      }
+      column += widths[m];
+    }
+    hidden_stride = std::max(hidden_stride, hidden);
+    TORCH_CHECK(column == out.size(1), "`out` must have ", column, " columns, not ", out.size(1));
+  }
+  if (tasks.empty()) return;
+
+  constexpr int64_t kTokens = 12, kRanks = 8, kColumns = 256;
+  const auto items = [&](int64_t unit, auto extent) {
+    std::vector<LoraItem> parts;
+    for (const LoraTask& task : tasks)
+      for (int64_t token = 0; token < task.tokens; token += kTokens)
+        for (int64_t at = 0; at < extent(task); at += unit)
+          parts.push_back({&task, token, std::min(kTokens, task.tokens - token), at, std::min(extent(task), at + unit)});
+    return parts;
+  };
+  const auto shrinks = items(kRanks, [](const LoraTask& task) { return task.rank; });
+  const auto expands = items(kColumns, [](const LoraTask& task) { return task.width; });
+  at::Tensor hidden = at::empty({x.size(0), hidden_stride}, x.options().dtype(at::kFloat));
+  by_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    const Lora<T> call{data<const T>(x), x.stride(0), x.size(1), data<T>(out), out.stride(0),
+                       data<const T>(pool), data<float>(hidden), hidden_stride};
+    std::vector<int64_t> cost;
+    for (const LoraItem& i : shrinks) cost.push_back((i.end - i.begin) * i.tokens * x.size(1));
+    split(cost, [&](int64_t i) { kernels<T>().shrink(call, shrinks[static_cast<size_t>(i)]); });
+    cost.clear();
+    for (const LoraItem& i : expands) cost.push_back((i.end - i.begin) * i.tokens * i.task->rank);
+    split(cost, [&](int64_t i) { kernels<T>().expand(call, expands[static_cast<size_t>(i)]); });
+  });
+}
+
+void paged_attention(const at::Tensor& q, const at::Tensor& kv, int64_t layer, const at::Tensor& page_tables,
+                     const at::Tensor& query_starts, const at::Tensor& context_lens, double scale, at::Tensor& out) {
+  TORCH_CHECK(q.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2) && out.is_contiguous() && out.sizes() == q.sizes(),
+              "`q` must be [tokens, heads, head_dim] with contiguous rows, `out` the same and dense");
+  TORCH_CHECK(kv.dim() == 6 && kv.is_contiguous() && kv.scalar_type() == q.scalar_type() && kv.size(5) == q.size(2) &&
+                  q.size(1) % kv.size(3) == 0,
+              "`kv` must be [pages, layers, 2, kv_heads, 16, head_dim] of q's dtype, and heads a multiple of kv_heads");
+  TORCH_CHECK(page_tables.scalar_type() == at::kInt && page_tables.stride(1) == 1 &&
+                  query_starts.scalar_type() == at::kInt && context_lens.scalar_type() == at::kInt,
+              "`page_tables`, `query_starts` and `context_lens` must be int32");
+  constexpr int64_t kPage = 16, kRows = 16;
+  const int32_t* starts = data<const int32_t>(query_starts);
+  const int32_t* lens = data<const int32_t>(context_lens);
+  std::vector<AttentionItem> items;
+  std::vector<int64_t> cost;
+  for (int64_t b = 0; b < context_lens.numel(); ++b) {
+    const int64_t rows = starts[b + 1] - starts[b];
+    TORCH_CHECK(rows == 0 || (rows <= lens[b] && (lens[b] + kPage - 1) / kPage <= page_tables.size(1)),
+                "`context_lens` must cover the sequence's rows and fit its page table");
+    for (int64_t h = 0; h < kv.size(3); ++h)
+      for (int64_t r = 0; r < rows; r += kRows) {
+        const int64_t count = std::min(kRows, rows - r), position = lens[b] - rows + r;
+        items.push_back({b, h, starts[b] + r, count, position});
+        cost.push_back((position + count) * count * q.size(1) / kv.size(3) * q.size(2) * 2);
+      }
+  }
+  by_dtype(q, [&](auto t) {
+    using T = decltype(t);
+    const Attention<T> call{data<const T>(q), q.stride(0), data<T>(out), q.size(1), kv.size(3), q.size(2),
+                            data<const T>(kv) + layer * kv.stride(1), kv.stride(0), kv.stride(2),
+                            data<const int32_t>(page_tables), page_tables.stride(0), static_cast<float>(scale)};
+    split(cost, [&](int64_t i) { kernels<T>().attend(call, items[static_cast<size_t>(i)], scratch()); });
+  });
+}
+
+// Rows per thread for kernels that only pass over memory.
+int64_t row_grain(int64_t width) { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(width, 1)); }
+
+void rope_and_kv_write(at::Tensor& qkv, const at::Tensor& positions, const at::Tensor& angles, at::Tensor& kv,
+                       int64_t layer, const at::Tensor& slots, int64_t heads) {
+  const int64_t kv_heads = kv.size(3), head_dim = kv.size(5);
+  TORCH_CHECK(qkv.is_contiguous() && qkv.dim() == 2 && qkv.size(1) == (heads + 2 * kv_heads) * head_dim,
+              "`qkv` must be contiguous [tokens, ", (heads + 2 * kv_heads) * head_dim, "]");
+  TORCH_CHECK(kv.is_contiguous() && kv.scalar_type() == qkv.scalar_type(), "`kv` must be contiguous, of qkv's dtype");
+  TORCH_CHECK(positions.scalar_type() == at::kLong && slots.scalar_type() == at::kLong && positions.is_contiguous() &&
+                  slots.is_contiguous() && positions.numel() == qkv.size(0) && slots.numel() == qkv.size(0),
+              "`positions` and `slots` must be int64 [tokens]");
+  TORCH_CHECK(angles.scalar_type() == at::kFloat && angles.is_contiguous() && angles.size(2) * 2 == head_dim,
+              "`table` must be float32 [positions, 2, head_dim / 2]");
+  by_dtype(qkv, [&](auto t) {
+    using T = decltype(t);
+    at::parallel_for(0, qkv.size(0), row_grain(qkv.size(1)), [&](int64_t begin, int64_t end) {
+      kernels<T>().rope_and_kv_write(data<T>(qkv), data<const int64_t>(positions), data<const float>(angles),
+                                     data<T>(kv) + layer * kv.stride(1), kv.stride(0), kv.stride(2),
+                                     data<const int64_t>(slots), heads, kv_heads, head_dim, begin, end);
+    });
+  });
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, std::optional<at::Tensor> residual) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && weight.is_contiguous() && weight.numel() == x.size(1) &&
+                  weight.scalar_type() == x.scalar_type(),
+              "`x` must be [tokens, hidden] with contiguous rows, `weight` [hidden] of the same dtype");
+  TORCH_CHECK(!residual || (residual->sizes() == x.sizes() && residual->stride(1) == 1 &&
+                            residual->scalar_type() == x.scalar_type()),
+              "`residual` must be like `x`");
+  at::Tensor y = at::empty({x.size(0), x.size(1)}, x.options());
+  by_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    at::parallel_for(0, x.size(0), row_grain(x.size(1)), [&](int64_t begin, int64_t end) {
+      kernels<T>().rms_norm(data<const T>(x), x.stride(0), residual ? data<T>(*residual) : nullptr,
+                            residual ? residual->stride(0) : 0, data<const T>(weight), data<T>(y), x.size(1),
+                            static_cast<float>(eps), begin, end);
+    });
+  });
+  return y;
+}
+
+at::Tensor silu_and_mul(const at::Tensor& gate_up) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % 2 == 0,
+              "`gate_up` must be contiguous [tokens, 2 * ffn]");
+  const int64_t width = gate_up.size(1) / 2;
+  at::Tensor y = at::empty({gate_up.size(0), width}, gate_up.options());
+  by_dtype(gate_up, [&](auto t) {
+    using T = decltype(t);
+    at::parallel_for(0, gate_up.size(0), row_grain(width * 4), [&](int64_t begin, int64_t end) {
+      kernels<T>().silu_and_mul(data<const T>(gate_up), data<T>(y), width, begin, end);
+    });
+  });
+  return y;
+}
+
+}  // namespace
+}  // namespace tenantry
+
+TORCH_LIBRARY(tenantry_cpu, m) {
+  m.def("isa() -> str", tenantry::isa);
+  m.def("pack(Tensor weight) -> Tensor");
+  m.def("linear(Tensor x, Tensor panels, int out, Tensor? bias, bool wide) -> Tensor");
+  m.def("apply_lora(Tensor x, Tensor(a!) out, Tensor pool, Tensor starts, Tensor adapter, Tensor ranks, Tensor scales, "
+        "Tensor first, Tensor rows, int layer, int[] modules, int[] widths) -> ()");
+  m.def("paged_attention(Tensor q, Tensor kv, int layer, Tensor page_tables, Tensor query_starts, "
+        "Tensor context_lens, float scale, Tensor(a!) out) -> ()");
+  m.def("rope_and_kv_write(Tensor(a!) qkv, Tensor positions, Tensor table, Tensor(b!) kv, int layer, Tensor slots, "
+        "int heads) -> ()");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor(a!)? residual) -> Tensor");
+  m.def("silu_and_mul(Tensor gate_up) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(tenantry_cpu, CPU, m) {
+  m.impl("pack", tenantry::pack);
+  m.impl("linear", tenantry::linear);
+  m.impl("apply_lora", tenantry::apply_lora);
+  m.impl("paged_attention", tenantry::paged_attention);
+  m.impl("rope_and_kv_write", tenantry::rope_and_kv_write);
+  m.impl("rms_norm", tenantry::rms_norm);
+  m.impl("silu_and_mul", tenantry::silu_and_mul);
+}

@@ -1,0 +1,70 @@
+"""The extension's operators with the signatures of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tenantry_kernels.segments import Segments
+
+if TYPE_CHECKING:
+    from tenantry_kernels.linear import PackedWeight
+
+_ops = torch.ops.tenantry_cpu
+
+
+def pack(weight: Tensor) -> Tensor:
+    """weight `[out, in]` -> panels `[ceil(out / panel), in, panel]`, the panel's width by instruction set."""
+    panels: Tensor = _ops.pack(weight.contiguous())
+    return panels
+
+
+def linear(x: Tensor, weight: PackedWeight, out_dtype: torch.dtype) -> Tensor:
+    wide = out_dtype == torch.float32 and x.dtype != torch.float32
+    out: Tensor = _ops.linear(x, weight.data, weight.out_features, weight.bias, wide)
+    return out
+
+
+def apply_lora(
+    x: Tensor, out: Tensor, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
+) -> Tensor:
+    s = segments
+    widths = [s.shape.out_features[m] for m in modules]
+    _ops.apply_lora(
+        x, out, pool, s.starts, s.adapter, s.ranks, s.scales, s.first, s.rows, layer, list(modules), widths
+    )
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+) -> Tensor:
+    _ops.paged_attention(q, kv, layer, page_tables, query_starts, context_lens, scale, out)
+    return out
+
+
+def rope_and_kv_write(
+    qkv: Tensor, positions: Tensor, table: Tensor, kv: Tensor, layer: int, slots: Tensor, heads: int
+) -> Tensor:
+    _ops.rope_and_kv_write(qkv, positions, table, kv, layer, slots, heads)
+    return qkv.view(qkv.shape[0], -1, kv.shape[5])[:, :heads]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    out: Tensor = _ops.rms_norm(x, weight, eps, residual)
+    return out
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    out: Tensor = _ops.silu_and_mul(gate_up)
+    return out

@@ -1,0 +1,136 @@
+// Vectors of floats by the compiler's vector extension: the same source is AVX-512, AVX2 or whatever is there.
+//
+// Rows are read two vectors at a time in a *fixed permuted order* (`load2`): for bf16, the even elements and then the
+// odd ones, since one shift and one mask make floats of them. All arithmetic between rows that were read so is right,
+// and `store2` puts things back in place.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "table.h"
+
+#define TENANTRY_INLINE inline __attribute__((always_inline))
+
+namespace tenantry {
+namespace TENANTRY_ISA {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#else
+constexpr int W = 8;
+#endif
+constexpr int P = 2 * W;  // elements of a pair of vectors
+
+typedef float V __attribute__((vector_size(W * 4)));
+typedef int32_t I __attribute__((vector_size(W * 4)));
+typedef uint32_t U __attribute__((vector_size(W * 4)));
+
+TENANTRY_INLINE V splat(float value) { return value - V{}; }  // x - 0 is x: folded to a broadcast
+
+TENANTRY_INLINE float to_float(float value) { return value; }
+TENANTRY_INLINE float to_float(Bf16 value) {
+  uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+TENANTRY_INLINE void from_float(float value, float& out) { out = value; }
+TENANTRY_INLINE void from_float(float value, Bf16& out) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  out.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+}
+
+TENANTRY_INLINE U loadu(const void* p) {
+  U out;
+  std::memcpy(&out, p, sizeof(U));
+  return out;
+}
+
+TENANTRY_INLINE V load1(const float* p) {
+  V out;
+  std::memcpy(&out, p, sizeof(V));
+  return out;
+}
+TENANTRY_INLINE void store1(float* p, V v) { std::memcpy(p, &v, sizeof(V)); }
+
+TENANTRY_INLINE void load2(const float* p, V& a, V& b) {
+  a = load1(p);
+  b = load1(p + W);
+}
+TENANTRY_INLINE void load2(const Bf16* p, V& a, V& b) {
+  const U bits = loadu(p);
+  a = (V)(bits << 16);
+  b = (V)(bits & 0xffff0000u);
+}
+
+TENANTRY_INLINE U round_bits(V v) {  // nearest even, in the upper half; NaN stays NaN
+  const U bits = (U)v;
+  const U rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const U nan = (U)(v != v);
+  return (rounded & ~nan) | (nan & 0x7fc00000u);
+}
+TENANTRY_INLINE void store2(float* p, V a, V b) {
+  store1(p, a);
+  store1(p + W, b);
+}
+TENANTRY_INLINE void store2(Bf16* p, V a, V b) {
+  const U bits = (round_bits(a) >> 16) | (round_bits(b) & 0xffff0000u);
+  std::memcpy(p, &bits, sizeof(U));
+}
+
+// A pair at `p` of which only `count` elements exist; the rest reads as zero and is not written.
+template <typename T>
+TENANTRY_INLINE void load2(const T* p, int64_t count, V& a, V& b) {
+  if (count >= P) return load2(p, a, b);
+  T padded[P] = {};
+  std::memcpy(padded, p, static_cast<size_t>(count) * sizeof(T));
+  load2(padded, a, b);
+}
+template <typename T>
+TENANTRY_INLINE void store2(T* p, int64_t count, V a, V b) {
+  if (count >= P) return store2(p, a, b);
+  T padded[P];
+  store2(padded, a, b);
+  std::memcpy(p, padded, static_cast<size_t>(count) * sizeof(T));
+}
+
+TENANTRY_INLINE float sum(V v) {
+  float lane[W];
+  store1(lane, v);
+  for (int n = W / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
+  return lane[0];
+}
+
+// e^x for x <= 88: range reduction and a polynomial (coefficients of Cephes' expf), within 2 ulp; 0 below -87.
+TENANTRY_INLINE V exp(V x) {
+  const V low = splat(-87.0f), high = splat(88.0f);
+  const I under = x < low;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const V shifted = x * 1.44269504088896341f + magic;
+  const V n = shifted - magic;
+  V r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  V y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.0f;
+  const I power = ((I)shifted - (I)magic + 127) << 23;
+  y = y * (V)power;
+  return under ? V{} : y;
+}
+
+TENANTRY_INLINE int64_t pairs(int64_t width) { return (width + P - 1) / P; }
+
+}  // namespace TENANTRY_ISA
+}  // namespace tenantry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenantry.api.names import FIELD_MANAGER, MANAGED_BY, MANAGED_BY_LABEL
 
@@ -18,6 +18,7 @@ from .objects import uid_of, version_of
 from .resources import POD, Key, Obj, Resource, key_of, resource_of
 from .transport import (
     APPLY_PATCH,
+    JSON,
     JSON_PATCH,
     MERGE_PATCH,
     METADATA_LIST,
@@ -35,6 +36,13 @@ def _nothing(resource: Resource, obj: Obj, exclusive: bool) -> None:
 
 def _gone(resource: Resource, key: Key, uid: str) -> None:
     return None
+
+
+class Versions(NamedTuple):
+    """What a list showed: the state `at` that resourceVersion."""
+
+    at: str
+    objects: dict[Key, str]
 
 
 class Client:
@@ -62,23 +70,31 @@ class Client:
         return self._seen(resource, obj)
 
     async def list(
-        self,
-        resource: Resource,
-        *,
-        namespace: str = "",
-        labels: str = "",
-        metadata_only: bool = False,
-        page: int = PAGE,
+        self, resource: Resource, *, namespace: str = "", labels: str = "", page: int = PAGE
     ) -> AsyncIterator[Obj]:
         """All objects, asked for in pages. Raises Expired when a continuation came too late: start anew."""
+        async for answer in self._pages(resource, namespace, labels, page, JSON):
+            for item in answer.get("items") or []:
+                yield {**item, "apiVersion": resource.api_version, "kind": resource.kind}
+
+    async def versions(self, resource: Resource, *, labels: str = "", page: int = PAGE) -> Versions:
+        """The resourceVersion of every object of a kind, by metadata-only lists."""
+        found: dict[Key, str] = {}
+        at = ""
+        async for answer in self._pages(resource, "", labels, page, METADATA_LIST):
+            at = answer["metadata"].get("resourceVersion", "")
+            found.update((key_of(item), version_of(item)) for item in answer.get("items") or [])
+        return Versions(at, found)
+
+    async def _pages(
+        self, resource: Resource, namespace: str, labels: str, page: int, accept: str
+    ) -> AsyncIterator[Obj]:
         query = {"limit": str(page)}
         if labels:
             query["labelSelector"] = labels
-        accept = METADATA_LIST if metadata_only else "application/json"
         while True:
             answer = await self.transport.request("GET", resource.path(namespace), query=query, accept=accept)
-            for item in answer.get("items") or []:
-                yield {**item, "apiVersion": resource.api_version, "kind": resource.kind}
+            yield answer
             token = answer["metadata"].get("continue")
             if not token:
                 return
@@ -265,4 +281,4 @@ def _is_applied(entry: Obj) -> bool:
     )
 
 
-__all__ = ["MANAGED", "Client"]
+__all__ = ["MANAGED", "Client", "Versions"]

@@ -1,0 +1,87 @@
+"""kopf as the watch and process layer: it keeps the streams alive, we take the bare events from it.
+
+No create, update or delete handlers, timers, daemons or indices: those keep progress in annotations, add finalizers
+and are edge-triggered. Peering, scanning and event posting are off; a stream that ends ends the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from tenantry.cluster import Resource, key_of, uid_of
+
+from .hub import Hub
+from .watched import selector_of
+from .workset import Priority
+
+log = logging.getLogger(__name__)
+
+
+class EndlessBackoffs:
+    """Delays between attempts of a request: growing to 30 s, with jitter, for ever. Iterable anew for each request."""
+
+    def __iter__(self) -> Iterator[float]:
+        for attempt in itertools.count():
+            yield min(30.0, 0.5 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def settings_for(resources: list[Resource]) -> kopf.OperatorSettings:
+    """kopf with all that it would do on its own switched off."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.queueing.idle_timeout = 0.05
+    settings.queueing.worker_limit = 100
+    settings.watching.initial_streaming = True
+    settings.watching.connect_timeout = 10
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = EndlessBackoffs()
+    settings.process.ultimate_exiting_timeout = 20
+    for resource in resources:
+        if selector := selector_of(resource):
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = selector
+    return settings
+
+
+def registry_for(hub: Hub) -> kopf.OperatorRegistry:
+    """One bare event handler for each watched kind."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(_login)
+    for resource in hub.resources():
+        kopf.on.event(
+            resource.group, resource.version, resource.plural, registry=registry, id=f"feed-{resource.plural}"
+        )(_feeder(hub, resource))
+    return registry
+
+
+def _login(**arguments: Any) -> Any:
+    """The pod's service account, else the kubeconfig that KUBECONFIG names."""
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+
+def _feeder(hub: Hub, resource: Resource) -> Any:
+    async def feed(event: Any, **_: Any) -> None:
+        obj = dict(event["object"])
+        if event["type"] == "DELETED":
+            hub.left(resource, key_of(obj), uid_of(obj))
+        else:
+            hub.arrived(resource, obj, Priority.LOW if event["type"] is None else Priority.HIGH)
+
+    return feed
+
+
+async def watch(hub: Hub) -> None:
+    """Feed the hub until cancelled or a stream cannot be kept. Raises what ended it."""
+    await kopf.operator(
+        registry=registry_for(hub),
+        settings=settings_for(hub.resources()),
+        clusterwide=True,
+        standalone=True,
+    )

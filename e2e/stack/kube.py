@@ -31,10 +31,14 @@ class Kube:
         """Standard output of a kubectl call. Raises StackError with its complaint when `check` and it fails."""
         result = self.call(*arguments, text=text, seconds=seconds)
         if check and result.returncode:
-            raise StackError(f"kubectl {' '.join(arguments)}: {result.stderr.strip() or result.stdout.strip()}")
+            raise StackError(
+                f"kubectl {' '.join(arguments)}: {result.stderr.strip() or result.stdout.strip()}"
+            )
         return result.stdout
 
-    def call(self, *arguments: str, text: str | None = None, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, text: str | None = None, seconds: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """The finished kubectl call, whatever its end."""
         return subprocess.run(
             [str(self.kubectl), f"--kubeconfig={self.kubeconfig}", *arguments],

@@ -137,7 +137,7 @@ def train(recipe: Recipe, model_folder: Path, output: Path) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 10 == 0 or step == recipe.steps - 1:
+        if step % 5 == 0 or step == recipe.steps - 1:
             print(f"{recipe.name}: step {step + 1}/{recipe.steps}, loss {loss.item():.3f}", flush=True)
 
     shutil.rmtree(output, ignore_errors=True)

@@ -202,9 +202,13 @@ class Toleration(Model):
     )
 
     key: LabelKey
+    """Key of the taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
+    """`Exists` tolerates every value of the key."""
     value: LabelValue | None = None
+    """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Absent: every effect."""
 
 
 class Scheduling(Model):

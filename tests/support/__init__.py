@@ -1,0 +1,1 @@
+"""What several rooms' tests share beyond fixtures."""

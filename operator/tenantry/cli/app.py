@@ -22,13 +22,14 @@ app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
 
 Folder = Annotated[
-    Path, typer.Argument(help="PEFT folder: adapter_config.json and adapter_model.safetensors.")
+    Path,
+    typer.Argument(metavar="FOLDER", help="PEFT folder: adapter_config.json and adapter_model.safetensors."),
 ]
 
 
 @keys.command("mint")
 def keys_mint(
-    tenant: Annotated[str, typer.Argument(help="Name of the Tenant.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Name of the Tenant.")],
     name: Annotated[str, typer.Option(help="Name of the key within the tenant.")] = "default",
     expires_in: Annotated[str | None, typer.Option(help="Lifetime: 90d, 12h or 30m. Absent: no end.")] = None,
 ) -> None:
@@ -54,7 +55,7 @@ def adapters_digest(folder: Folder) -> None:
 @adapters.command("push")
 def adapters_push(
     folder: Folder,
-    target: Annotated[str, typer.Argument(help="oci://host[:port]/repository:tag")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="oci://host[:port]/repository:tag")],
     version: Annotated[
         str | None, typer.Option(help="Version of the entry; absent: the tag, when it is a SemVer.")
     ] = None,
@@ -72,8 +73,8 @@ def adapters_push(
 
 @app.command()
 def promote(
-    adapter: Annotated[str, typer.Argument(help="NAMESPACE/ADAPTER")],
-    version: Annotated[str, typer.Argument(help="A version that the file lists.")],
+    adapter: Annotated[str, typer.Argument(metavar="NAMESPACE/ADAPTER", help="The Adapter.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="A version that the file lists.")],
     file: Annotated[
         Path, typer.Option("--file", "-f", help="YAML file with the Adapter; rewritten in place.")
     ],

@@ -20,7 +20,7 @@ def mint_key(tenant: str, name: str, expires_in: str | None) -> tuple[str, str]:
         if not re.fullmatch(DNS_LABEL, value) or len(value) > 63:
             raise CliError(f"`{field}` must be a DNS label: a-z, 0-9 and -, at most 63 characters")
     minted = mint(tenant)
-    entry = f"- {{name: {_scalar(name)}, sha256: {_scalar(minted.sha256)}"
+    entry = f"- {{name: {_scalar(name)}, sha256: {json.dumps(minted.sha256)}"
     if expires_in is not None:
         end = datetime.now(UTC) + _lifetime(expires_in)
         entry += f', expiresAt: "{end:%Y-%m-%dT%H:%M:%SZ}"'
@@ -35,14 +35,6 @@ def _lifetime(text: str) -> timedelta:
 
 
 def _scalar(text: str) -> str:
-    """Quoted where YAML would read a number, a truth value or nothing at all: all hex digits can be 1e10."""
-    plain = re.fullmatch(r"[a-z][a-z0-9-]*", text) and text not in (
-        "null",
-        "true",
-        "false",
-        "yes",
-        "no",
-        "on",
-        "off",
-    )
-    return text if plain else json.dumps(text)
+    """Quoted where YAML would read a number, a truth value or nothing at all."""
+    words = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+    return text if text[0].isalpha() and text not in words else json.dumps(text)

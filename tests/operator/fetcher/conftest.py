@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import hashlib
 import json
+import socket
 import struct
 import subprocess
 import time
@@ -259,8 +260,6 @@ async def engine(identities: Identities) -> AsyncIterator[Engine]:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -295,18 +294,3 @@ def registry() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
-
-
-@pytest.fixture
-def make_adapter() -> Callable[..., Files]:
-    return adapter
-
-
-@pytest.fixture
-def make_files() -> type[Files]:
-    return Files
-
-
-@pytest.fixture
-def make_safetensors() -> Callable[[object, bytes], bytes]:
-    return safetensors

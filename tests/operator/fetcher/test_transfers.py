@@ -1,20 +1,19 @@
-"""The whole way over true processes: pushed by the CLI into a real registry, pulled by a real fetcher, taken by a replica."""
+"""The whole way over true processes: CLI, registry, fetcher, replica; and the door of the fetcher."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-
 from tenantry.api import names
+from tenantry.api.identity import Signer
 from tenantry.engines import (
     ArtifactState,
     EngineError,
@@ -24,8 +23,27 @@ from tenantry.engines import (
     Transfer,
 )
 from tenantry.engines.http import new_client
+from tenantry.fetcher.main import build, main, parser
 
-Run = Callable[..., Iterator[Any]]
+from .conftest import adapter, free_port, wait_for
+
+
+def arguments(identities: Any, tmp_path: Path) -> list[str]:
+    return [
+        "--identity-key", str(identities.fetcher_key), "--identity-dir", str(identities.folder),
+        "--cache-dir", str(tmp_path / "cache"),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def door(identities: Any, tmp_path: Path) -> Callable[..., httpx.AsyncClient]:
+    """The application of the given flags, without a process of its own."""
+
+    def make(*flags: str) -> httpx.AsyncClient:
+        app = build(parser().parse_args([*arguments(identities, tmp_path), *flags]))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app))
+
+    return make
 
 
 @pytest.fixture
@@ -37,41 +55,29 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def start(identities: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     """Starts a fetcher process with the given flags; its URL."""
-    import socket
 
     def run(*flags: str) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "tenantry.fetcher", "--host", "127.0.0.1", "--port", str(port),
-                "--identity-key", identities.fetcher_key, "--identity-dir", identities.folder,
-                "--cache-dir", tmp_path / "cache", *flags,
-            ]
-        )  # fmt: skip
+        port = free_port()
+        command = [sys.executable, "-m", "tenantry.fetcher", "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen([*command, *arguments(identities, tmp_path), *flags])
 
         def stop() -> None:
             process.terminate()
             assert process.wait(20) in (0, -15)
 
         request.addfinalizer(stop)
-        deadline = time.monotonic() + 60
-        while True:
-            assert process.poll() is None and time.monotonic() < deadline
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).status_code == 200:
-                    return f"http://127.0.0.1:{port}"
-            except httpx.TransportError:
-                time.sleep(0.05)
+        wait_for(f"http://127.0.0.1:{port}/readyz", process)
+        return f"http://127.0.0.1:{port}"
 
     return run
 
 
 async def until_final(client: FetcherClient, *arguments: Any) -> Transfer:
     async with asyncio.timeout(30):
-        while not (transfer := await client.transfer(*arguments)).final:
+        transfer = await client.transfer(*arguments)
+        while not transfer.final:
             await asyncio.sleep(0.02)
+            transfer = await client.transfer(*arguments)
         return transfer
 
 
@@ -88,9 +94,9 @@ def push(folder: Path, target: str) -> dict[str, Any]:
 
 
 async def test_from_folder_to_replica(
-    start: Any, registry: str, engine: Any, identities: Any, make_adapter: Any, tmp_path: Path, client: Any
+    start: Any, registry: str, engine: Any, identities: Any, tmp_path: Path, client: Any
 ) -> None:
-    files = make_adapter(rank=8)
+    files = adapter(rank=8)
     entry = push(files.write(tmp_path / "tone"), f"oci://{registry}/acme/tone:1.0.0")
     assert entry["digest"] == files.digest
     assert (entry["version"], entry["rank"]) == ("1.0.0", 8)
@@ -124,9 +130,9 @@ async def test_from_folder_to_replica(
 
 
 async def test_only_the_operator_may_ask_and_only_once(
-    start: Any, identities: Any, client: httpx.AsyncClient
+    identities: Any, tmp_path: Path, door: Callable[..., httpx.AsyncClient]
 ) -> None:
-    url = start()
+    client, url = door(), "http://fetcher"
     body = b'{"digest": "sha256:' + b"0" * 64 + b'", "source": "oci://registry.example/a/b:1"}'
 
     async def post(token: str, sent: bytes = body, path: str = "/v1/transfers") -> tuple[int, str]:
@@ -142,8 +148,6 @@ async def test_only_the_operator_may_ask_and_only_once(
         "unauthorized",
     )
     assert await post(sign("pool-uid", "/v1/transfers", body)) == (401, "unauthorized")
-    from tenantry.api.identity import Signer
-
     fetcher = Signer.load(names.FETCHER_ISSUER, identities.fetcher_key)
     assert await post(fetcher.sign(names.FETCHER_AUDIENCE, "/v1/transfers", body)) == (401, "unauthorized")
     assert (await client.post(f"{url}/v1/transfers", content=body)).status_code == 401
@@ -168,28 +172,38 @@ async def test_only_the_operator_may_ask_and_only_once(
 
 
 async def test_an_unlisted_registry_is_not_asked(
-    start: Any, registry: str, identities: Any, client: httpx.AsyncClient
+    identities: Any, door: Callable[..., httpx.AsyncClient]
 ) -> None:
-    fetcher = FetcherClient(identities.operator, start("--allow-origin", "registry.example"), client)
-    transfer = await until_final(fetcher, "sha256:" + "0" * 64, f"oci://{registry}/acme/tone:1.0.0")
+    fetcher = FetcherClient(identities.operator, "http://fetcher", door("--allow-origin", "registry.example"))
+    transfer = await until_final(fetcher, "sha256:" + "0" * 64, "oci://127.0.0.1:5000/acme/tone:1.0.0")
     assert transfer.artifact.state is ArtifactState.FAILED
     assert transfer.artifact.reason == "SourceNotAllowed"
     assert "--allow-origin" in transfer.artifact.message
 
 
-def test_bad_flags_end_with_one_line(identities: Any, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "tenantry.fetcher", "--identity-key", identities.fetcher_key,
-            "--identity-dir", identities.folder, "--cache-dir", tmp_path / "c", "--allow-origin", "https://x/",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "`--allow-origin` must be HOST[:PORT]" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--allow-origin", "https://x/"], "`--allow-origin` must be HOST[:PORT]"),
+        (["--allow-origin", "x:70000"], "`--allow-origin` must have a port between 1 and 65535"),
+        (["--plain-http", "x:5000"], "`--plain-http` x:5000 must be listed by `--allow-origin` too"),
+        (["--identity-dir", "/nowhere"], "`/nowhere` must hold at least one Ed25519 certificate"),
+        (["--identity-key", "/nowhere"], "No such file"),
+    ],
+)
+def test_bad_flags_end_with_one_line(
+    flags: list[str],
+    text: str,
+    identities: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments(identities, tmp_path), *flags])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
 
 
 async def test_an_unreachable_fetcher_is_told_so(identities: Any, client: httpx.AsyncClient) -> None:

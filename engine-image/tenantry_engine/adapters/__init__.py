@@ -1,0 +1,1 @@
+"""Adapters: what may be served (config, tensors), where its bytes lie (store), and in which state it is (registry)."""

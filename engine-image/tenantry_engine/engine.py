@@ -1,0 +1,234 @@
+"""The engine's thread: owns scheduler, pages, adapters and runner, and is the only one that touches them.
+
+Others reach it through `call` (a function that runs between two steps) and hear from it through `listener`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tenantry_kernels import PAGE_TOKENS
+
+from tenantry_engine.adapters.check import Base
+from tenantry_engine.adapters.registry import Registry
+from tenantry_engine.adapters.store import BlobStore
+from tenantry_engine.config import EngineConfig
+from tenantry_engine.errors import RequestError
+from tenantry_engine.memory import Sizes
+from tenantry_engine.pages import PagePool
+from tenantry_engine.runner import Runner
+from tenantry_engine.scheduler import Event, Scheduler
+from tenantry_engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_IDLE_SECONDS = 0.25
+_FAILURES_TO_DIE = 3
+
+
+class Engine:
+    """One replica without its HTTP. `listener` gets the events of each step, on the engine's thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        sizes: Sizes,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.listener: Callable[[list[Event]], None] = lambda events: None
+        self.observer: Callable[[Engine, float, int, int], None] = lambda engine, seconds, rows, adapters: (
+            None
+        )
+        self._clock = clock
+        self._runner = runner
+        self.pool = PagePool(sizes.pages, wipe=runner.wipe)
+        self.registry = Registry(
+            base=Base(
+                shape=runner.model.lora_shape,
+                page_elems=runner.model.kv_shape.page_elems,
+                dtype=runner.model.dtype,
+                max_pages=sizes.pages - sizes.sequence_pages,
+            ),
+            limits=config.lora,
+            model_name=config.model_name,
+            pool=self.pool,
+            memory=runner.memory,
+            store=BlobStore(config.data_dir),
+            checker=self._background("check"),
+            filler=self._background("fill"),
+            loaded=self._adapter_loaded,
+            failed=self._adapter_failed,
+        )
+        self.pool.evicted = self.registry.on_evicted
+        self.scheduler = Scheduler(
+            self.pool,
+            self.registry,
+            slots=config.slots,
+            step_tokens=config.step_tokens,
+            page_tokens=PAGE_TOKENS,
+        )
+        self.draining = False
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._events: list[Event] = []
+        self._failures = 0
+        self._progress = clock()  # when a step last ended, or nothing was left to do
+        self._idle = True
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # from other threads
+
+    def start(self) -> None:
+        """Begins to run steps."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends every request and the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs `function` on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(run)
+        return future
+
+    def abort(self, sequence_id: str) -> None:
+        """Ends a sequence soon; nothing more is heard of it."""
+
+        def run() -> None:
+            self.scheduler.abort(sequence_id)
+
+        self._post(run)
+
+    @property
+    def healthy(self) -> bool:
+        """False when work waits and no step has ended for `stall_seconds`, or steps fail one after another."""
+        stalled = not self._idle and self._clock() - self._progress > self.config.stall_seconds
+        alive = self._thread.is_alive() or self._thread.ident is None
+        return alive and not stalled and self._failures < _FAILURES_TO_DIE
+
+    # on the engine's thread (through `call`)
+
+    def submit(self, sequences: list[Sequence], digest: str | None, uid: str | None) -> None:
+        """Takes the sequences of one request in. Raises RequestError.
+
+        `digest` is what the identity says: empty for the base model; `digest` and `uid` None in development.
+        """
+        if self.draining:
+            raise RequestError("this replica is draining", status=503, code="draining", retry_after=1)
+        if self.scheduler.waiting + len(sequences) > self.config.max_waiting:
+            raise RequestError(
+                f"{self.scheduler.waiting} requests are waiting here already",
+                status=503,
+                code="overloaded",
+                retry_after=1,
+            )
+        served = sequences[0].served
+        adapter = None
+        if served != self.config.model_name or digest:
+            adapter = self.registry.resolve(served, digest, uid)
+        for sequence in sequences:
+            sequence.adapter = adapter
+            self.scheduler.add(sequence)
+
+    # inside
+
+    def _post(self, item: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(item)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            self._read_inbox()
+            if self._stopping:
+                break
+            try:
+                stepped = self._step()
+                self._failures = 0
+            except Exception:
+                self._failures += 1
+                log.exception("a step failed; its requests end with an error")
+                self._events += self.scheduler.abort_all("error")
+                stepped = True
+            self._publish()
+            self._progress = self._clock()
+            self._idle = not stepped and self.scheduler.running + self.scheduler.waiting == 0
+            if not stepped:
+                with self._wake:
+                    if not self._inbox and not self._stopping:
+                        self._wake.wait(timeout=_IDLE_SECONDS)
+        self._events += self.scheduler.abort_all("abort")
+        self._publish()
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _step(self) -> bool:
+        now = self._clock()
+        self._events += self.scheduler.expire(now)
+        for name in self.registry.sweep(now, self.scheduler.in_flight):
+            self._events += self.scheduler.abort_served(name, "unloaded")
+        works = self.scheduler.plan()
+        if not works:
+            return False
+        self._idle = False
+        tokens = self._runner.run(works, self.registry.paged)
+        self._events += self.scheduler.complete(works, tokens)
+        adapters = {w.sequence.adapter for w in works} - {None}
+        self.observer(self, self._clock() - now, sum(w.count for w in works), len(adapters))
+        return True
+
+    def _publish(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self.listener(events)
+
+    def _adapter_loaded(self, digest: str) -> None:
+        self.scheduler.adapter_loaded(digest)
+
+    def _adapter_failed(self, digest: str) -> None:
+        self._events += self.scheduler.adapter_failed(digest)
+
+    def _background(self, name: str) -> Any:
+        """A thread of its own whose results come back to the engine's thread."""
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+        def run(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+            def work() -> None:
+                result: Any
+                try:
+                    result = job()
+                except BaseException as error:
+                    result = error
+                self._post(lambda: done(result))
+
+            executor.submit(work)
+
+        return run

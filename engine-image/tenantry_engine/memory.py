@@ -1,0 +1,78 @@
+"""How many pages a replica gets, decided once at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenantry_kernels import PAGE_TOKENS, LoraShape, layout
+
+from tenantry_engine.config import PROJECTIONS, LoraConfig
+from tenantry_engine.errors import EngineError
+
+_SHARE_OF_MEMORY = 0.4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Pages of the pool, and the parts that decide its least size."""
+
+    pages: int
+    sequence_pages: int  # of one sequence of the greatest length
+    adapter_pages: (
+        int  # of one adapter of the greatest rank over all modules that may be adapted; 0 without LoRA
+    )
+
+
+def size_pool(
+    *,
+    shape: LoraShape,
+    page_elems: int,
+    page_bytes: int,
+    lora: LoraConfig | None,
+    max_model_len: int,
+    slots: int,
+    pool_bytes: int | None,
+    available: int,
+) -> Sizes:
+    """`pool_bytes` as told; else room for `slots` sequences and adapters of full size, within 40 % of the memory.
+
+    Raises EngineError when one sequence and one adapter of full size would not fit together.
+    """
+    sequence_pages = -(-max_model_len // PAGE_TOKENS) + 1
+    adapter_pages = 0
+    if lora is not None:
+        ranks = [lora.max_rank if name in lora.target_modules else 0 for name in PROJECTIONS]
+        adapter_pages = layout(shape, [ranks] * shape.layers, page_elems).pages
+    least = sequence_pages + adapter_pages
+    if pool_bytes is not None:
+        pages = pool_bytes // page_bytes
+        if pages < least:
+            raise EngineError(
+                f"`--pool-bytes` must be at least {least * page_bytes} for a sequence of {max_model_len} tokens "
+                f"and one adapter of the greatest rank, not {pool_bytes}: "
+                "raise it, or lower `--max-model-len` or `--max-rank`"
+            )
+        return Sizes(pages, sequence_pages, adapter_pages)
+    ideal = slots * (sequence_pages + adapter_pages)
+    fits = int(available * _SHARE_OF_MEMORY) // page_bytes
+    return Sizes(max(least, min(ideal, fits)), sequence_pages, adapter_pages)
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: of the machine, or of its cgroup where that is less."""
+    free = 1 << 32
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdigit() and used[0].isdigit():
+        free = min(free, max(0, int(limit[0]) - int(used[0])))
+    return free
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

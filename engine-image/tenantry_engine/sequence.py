@@ -1,0 +1,80 @@
+"""One sequence on its way through the engine, and what its request asks of the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Phase(Enum):
+    """Where a sequence is. Pages and an adapter reference are held from LOADING to DECODE."""
+
+    WAITING = "waiting"
+    LOADING = "loading"  # admitted; its adapter's pages are being filled
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. `seed` None = a fresh one for each request."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    max_tokens: int = 16
+    stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits change before a token is chosen."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or (self.min_tokens and self.stop_ids)
+        )
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A prompt and what was generated for it. Owned by the scheduler once added."""
+
+    id: str
+    tenant: str
+    tokens: list[int]  # prompt, then output
+    sampling: Sampling
+    served: str  # the served name
+    adapter: str | None = None  # digest
+    weight: int = 1
+    cap: int = 1 << 30
+    bulk: bool = False
+    deadline: float | None = None
+
+    prompt_len: int = field(init=False)
+    phase: Phase = field(default=Phase.WAITING, init=False)
+    arrival: int = field(default=0, init=False)  # order of arrival, kept over preemption
+    computed: int = field(default=0, init=False)  # leading tokens whose K and V are in pages
+    charged: int = field(default=0, init=False)  # leading tokens paid for
+    pages: list[int] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def missing(self) -> int:
+        """Known tokens that no step has computed yet; 1 while decoding."""
+        return len(self.tokens) - self.computed

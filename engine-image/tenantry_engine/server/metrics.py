@@ -1,0 +1,101 @@
+"""What a replica measures. vLLM's names where they mean the same, so that its dashboards and autoscalers work.
+
+Residency and activity are separate series: how many adapters are in pages says nothing about how many are in use.
+No series is labelled by adapter or tenant: there may be thousands.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tenantry_engine.engine import Engine
+
+_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The series of one replica. Safe to use from several threads."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        label = ["model_name"]
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, label, registry=self.registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, label, registry=self.registry, buckets=_SECONDS)
+
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(name, text, [*label, *more], registry=self.registry)
+
+        self._running = gauge("vllm:num_requests_running", "Sequences that hold pages")
+        self._waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for admission")
+        self._usage = gauge("vllm:kv_cache_usage_perc", "Share of the pool's pages in use, 0 to 1")
+        self._prompt = counter("vllm:prompt_tokens", "Input tokens of ended requests")
+        self._generated = counter("vllm:generation_tokens", "Output tokens of ended requests")
+        self._success = counter("vllm:request_success", "Ended requests", "finished_reason")
+        self._preempted = gauge("vllm:num_preemptions_total", "Sequences that gave their pages to others")
+        self._first = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token")
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
+        self._step = histogram("tenantry_engine_step_seconds", "One step of the engine")
+        self._rows = histogram_of_counts(
+            "tenantry_engine_step_tokens", "Tokens in a step", label, self.registry
+        )
+        self._distinct = histogram_of_counts(
+            "tenantry_engine_step_adapters", "Distinct adapters in a step", label, self.registry
+        )
+        self._pages = Gauge(
+            "tenantry_engine_pages", "Pages of the pool", [*label, "state"], registry=self.registry
+        )
+        self._adapters = Gauge(
+            "tenantry_engine_adapters",
+            "Adapters known to this replica",
+            [*label, "state"],
+            registry=self.registry,
+        )
+
+    def step(self, engine: Engine, seconds: float, rows: int, adapters: int) -> None:
+        """A step ended. Called on the engine's thread."""
+        self._step.labels(self._model).observe(seconds)
+        self._rows.labels(self._model).observe(rows)
+        self._distinct.labels(self._model).observe(adapters)
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token is out."""
+        self._first.labels(self._model).observe(seconds)
+
+    def ended(self, reason: str, prompt: int, generated: int, seconds: float) -> None:
+        """A request ended."""
+        self._prompt.labels(self._model).inc(prompt)
+        self._generated.labels(self._model).inc(generated)
+        self._success.labels(self._model, reason).inc()
+        self._whole.labels(self._model).observe(seconds)
+
+    def look(self, engine: Engine) -> None:
+        """Reads the state of now. Called on the engine's thread."""
+        counts = engine.pool.counts()
+        self._running.labels(self._model).set(engine.scheduler.running)
+        self._waiting.labels(self._model).set(engine.scheduler.waiting)
+        self._usage.labels(self._model).set((counts.kv + counts.adapter) / counts.total)
+        self._preempted.labels(self._model).set(engine.scheduler.preemptions)
+        for state in ("free", "kv", "adapter", "cached"):
+            self._pages.labels(self._model, state).set(getattr(counts, state))
+        registered, resident = engine.registry.names()
+        self._adapters.labels(self._model, "registered").set(len(registered))
+        self._adapters.labels(self._model, "resident").set(len(resident))
+        self._adapters.labels(self._model, "active").set(
+            len({s.adapter for s in engine.scheduler.sequences()} - {None})
+        )
+
+    def render(self) -> bytes:
+        """The text form."""
+        return generate_latest(self.registry)
+
+
+def histogram_of_counts(name: str, text: str, labels: list[str], registry: CollectorRegistry) -> Histogram:
+    """A histogram of small whole numbers."""
+    return Histogram(
+        name, text, labels, registry=registry, buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    )

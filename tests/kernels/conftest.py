@@ -1,0 +1,30 @@
+"""Fixtures of the kernel tests, and the choice of Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# The interpreter runs Triton's kernels on a CPU; it must be chosen before the first import of triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def extension() -> None:
+    """These tests compare the C++ extension: without it they would compare the reference with itself."""
+    from tenantry_kernels import cpu
+
+    assert cpu.problem() == ""
+
+
+@pytest.fixture
+def reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch serves everything."""
+    monkeypatch.setenv("TENANTRY_KERNELS", "reference")

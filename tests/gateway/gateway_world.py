@@ -1,0 +1,102 @@
+"""What tests of the gateway share: one whole gateway on loopback, its engines, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from gateway_fakes import Engine, tenant
+from tenantry.api import keys
+from tenantry.api.identity import Signer, Verifier
+from tenantry_gateway.main import Gateway
+from tenantry_gateway.settings import Timeouts
+from tenantry_gateway.state import State
+
+SALT = b"0123456789abcdef0123456789abcdef"
+AUDIENCE = "pool-uid"
+FAST = Timeouts(body=2, queue=5, first_byte=5, idle=5, total=20, lease=60, header=2)
+
+
+@dataclass(frozen=True)
+class Identity:
+    key: Path
+    certificates: Path
+    signer: Signer
+    verifier: Verifier
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    """Wait for a condition; fail when it does not come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - any condition, not one of ours
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class World:
+    """One gateway with its engines, and clients of it."""
+
+    gateway: Gateway
+    engines: list[Engine]
+    url: str
+    ports: tuple[int, int]
+    keys: dict[str, str] = field(default_factory=dict)
+    clients: list[Any] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        return self.gateway.state
+
+    def put(self, name: str, **options: Any) -> str:
+        """Apply a Tenant with one key (the same on every call); returns the key."""
+        key = self.keys.setdefault(name, keys.mint(name).key)
+        self.state.put_tenant(tenant(name, [{"name": "main", "sha256": keys.hash_key(key)}], **options))
+        return key
+
+    def client(self, name: str, **options: Any) -> openai.AsyncOpenAI:
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=self.keys[name], max_retries=0, **options
+        )
+        self.clients.append(client)
+        return client
+
+    def http(self, name: str | None = None) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {self.keys[name]}"} if name else {}
+        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+        self.clients.append(client)
+        return client
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """The ledger: opened records with what closed them."""
+        await self.gateway.ledger.flush()
+        sql = "SELECT * FROM opened o LEFT JOIN closed c ON c.id = o.id ORDER BY o.id"
+        connection = sqlite3.connect(self.gateway.settings.ledger.removeprefix("sqlite:///"))
+        connection.row_factory = sqlite3.Row
+        try:
+            return [dict(row) for row in connection.execute(sql)]
+        finally:
+            connection.close()
+
+    async def settled(self) -> None:
+        """Nothing is left in flight, in queues or on replicas."""
+        await until(lambda: self.gateway.limiter.in_flight() == 0 and self.gateway.dispatcher.queued() == 0)
+        for replica in self.gateway.replicas.all():
+            assert (replica.in_flight, replica.own_tokens, replica.by_tenant) == (0, 0, {})
+
+
+def chat(text: str = "hello there", **options: Any) -> dict[str, Any]:
+    """A body of /v1/chat/completions."""
+    return {"model": "chat", "messages": [{"role": "user", "content": text}], **options}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The OpenAI-shaped error of an answer."""
+    error = json.loads(response.content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return dict(error)

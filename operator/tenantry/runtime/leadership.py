@@ -58,7 +58,7 @@ class Leadership(threading.Thread):
         self._times = times or LeaseTimes()
         self._on_lost = on_lost
         self._main = asyncio.get_running_loop()
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self._epoch = 0
         self._counter = 0
 
@@ -71,7 +71,7 @@ class Leadership(threading.Thread):
 
     def stop(self) -> None:
         """Give the Lease back, so that the next one need not wait; blocks until that is done."""
-        self._stop.set()
+        self._stopping.set()
         if self.is_alive():
             self.join(timeout=10)
 
@@ -89,7 +89,7 @@ class Leadership(threading.Thread):
         metrics.MASTER.labels(LEASE_NAME).set(0)
         renewed: float | None = None
         try:
-            while not self._stop.is_set():
+            while not self._stopping.is_set():
                 self.beat = time.monotonic()
                 held = await self._attempt(lock)
                 now = time.monotonic()
@@ -105,7 +105,7 @@ class Leadership(threading.Thread):
                     metrics.MASTER.labels(LEASE_NAME).set(0)
                     self._on_lost()
                     return
-                await asyncio.to_thread(self._stop.wait, self._times.retry)
+                await asyncio.to_thread(self._stopping.wait, self._times.retry)
             await self._release(lock)
         finally:
             await client.close()

@@ -9,10 +9,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kubernetes.aio.config import ConfigException
 from pydantic import ValidationError
@@ -158,21 +157,28 @@ async def _operate(
 
     health.start()
     leadership.start()
+    work = [asyncio.create_task(part) for part in (manage(), resync_forever(), recorder.run(), beat.run())]
     try:
-        await _first_to_end(watch(hub), manage(), resync_forever(), recorder.run(), beat.run())
+        await _first_to_end([asyncio.create_task(watch(hub, lambda: _cancel(work))), *work])
     finally:
         await asyncio.to_thread(leadership.stop)
         health.stop()
 
 
-async def _first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all parts; when one ends, end the others, and raise what it raised."""
-    tasks = [asyncio.create_task(part) for part in parts]
+def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+
+
+async def _first_to_end(tasks: list[asyncio.Task[None]]) -> None:
+    """Run until one ends by itself; end the others, and raise what it raised."""
+    done: set[asyncio.Task[None]] = set()
+    running = set(tasks)
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        while running and not any(task for task in done if not task.cancelled()):
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
+        _cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         if not task.cancelled():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -50,10 +50,15 @@ def settings_for(resources: list[Resource]) -> kopf.OperatorSettings:
     return settings
 
 
-def registry_for(hub: Hub) -> kopf.OperatorRegistry:
+def registry_for(hub: Hub, on_end: Callable[[], None]) -> kopf.OperatorRegistry:
     """One bare event handler for each watched kind."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login)
+
+    async def end(**_: Any) -> None:
+        on_end()
+
+    kopf.on.cleanup(registry=registry)(end)
     for resource in hub.resources():
         kopf.on.event(
             resource.group, resource.version, resource.plural, registry=registry, id=f"feed-{resource.plural}"
@@ -77,10 +82,13 @@ def _feeder(hub: Hub, resource: Resource) -> Any:
     return feed
 
 
-async def watch(hub: Hub) -> None:
-    """Feed the hub until cancelled or a stream cannot be kept. Raises what ended it."""
+async def watch(hub: Hub, on_end: Callable[[], None]) -> None:
+    """Feed the hub until a signal, cancellation, or a stream that cannot be kept. Raises what ended it.
+
+    `on_end` is called when the end begins: kopf waits for all tasks that began after it.
+    """
     await kopf.operator(
-        registry=registry_for(hub),
+        registry=registry_for(hub, on_end),
         settings=settings_for(hub.resources()),
         clusterwide=True,
         standalone=True,

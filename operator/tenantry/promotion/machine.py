@@ -69,7 +69,11 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that one step depends on. `desired_on` and `active_on`: the replicas' view of each version."""
+    """Everything that one step depends on.
+
+    `active` and `known` come from the status (see `resume`), `objection` from tenant and pool, `desired_on` is what
+    the replicas say of the desired version, `elapsed` the seconds since that version was first asked for.
+    """
 
     spec: AdapterSpec
     active: Release | None
@@ -117,53 +121,108 @@ def desired_release(spec: AdapterSpec) -> Release | None:
 def step(inputs: Inputs) -> Decision:
     """One step. Called again with what has been seen since, until nothing changes."""
     desired = desired_release(inputs.spec)
-    known = _remember(inputs, desired)
     fault = _fault(inputs, desired)
-    if desired is None or (fault is not None and fault.reason in _UNDECLARABLE):
-        return _stalled(inputs, desired, known, fault or _unlisted(inputs.spec), declared=False)
-    if fault is not None:
-        return _stalled(inputs, desired, known, fault, declared=True)
-    if _same(desired, inputs.active):
-        return _served(inputs, desired, known)
+    if desired is None or fault is not None:
+        return _decide(inputs, desired, Phase.STALLED, fault or _unlisted(inputs.spec))
     ready = [view for view in inputs.desired_on if view.ready]
     waiting = [view for view in ready if view.held is not Held.LOADED]
-    if ready and not waiting:
-        return _served(inputs, desired, known)
+    if _same(desired, inputs.active) or (ready and not waiting):
+        # Where only the source was corrected this takes effect at once: the bytes are the same.
+        served = Fault("Promoted", f"`{desired.version}` is served")
+        return _decide(inputs, desired, Phase.PROMOTED, served, active=desired)
     if inputs.elapsed > inputs.spec.rollout.progress_deadline_seconds:
-        return _stalled(inputs, desired, known, _late(inputs, ready, waiting), declared=True)
-    return _on_its_way(inputs, desired, known, ready, waiting)
+        return _decide(inputs, desired, Phase.STALLED, _late(inputs, ready, waiting))
+    if inputs.artifact.verified is None and not any(view.held is Held.LOADED for view in inputs.desired_on):
+        why = Fault("Verifying", f"fetching `{desired.version}` and checking its digest")
+        return _decide(inputs, desired, Phase.VERIFY, why)
+    if not ready:
+        why = Fault("WaitingForReplicas", "no replica of the tenant is ready yet")
+    else:
+        done = len(ready) - len(waiting)
+        why = Fault("Loading", f"`{desired.version}` is on {done} of {len(ready)} ready replicas")
+    return _decide(inputs, desired, Phase.LOAD, why)
 
 
-# Faults of the spec: such a version never reaches a replica. All others may heal, so the version stays declared.
+def _decide(
+    inputs: Inputs, desired: Release | None, phase: Phase, why: Fault, active: Release | None = None
+) -> Decision:
+    withdrawn = inputs.objection is not None and inputs.objection.reason in _WITHDRAWN
+    active = None if withdrawn else active or inputs.active
+    return Decision(
+        phase=phase,
+        desired=desired,
+        active=active,
+        declare=declaration(inputs.spec, active, inputs.known, inputs.objection),
+        known=_remember(inputs, desired),
+        reason=why.reason,
+        message=why.message,
+        loaded=sum(view.held is Held.LOADED for view in inputs.desired_on),
+        replicas=len(inputs.desired_on),
+    )
+
+
+# Such a version never reaches a replica. All other faults may heal, so the version stays declared.
 _UNDECLARABLE = frozenset(
-    {"UnknownVersion", "VersionChanged", "NotBound", "NotAllowed", "TenantNotFound", "RankTooLarge"}
+    {
+        "UnknownVersion",
+        "VersionChanged",
+        "NotBound",
+        "NotAllowed",
+        "TenantNotFound",
+        "RankTooLarge",
+        "RankMismatch",
+    }
 )
+# The tenant does not accept the adapter (any more): nothing of it is served, whatever was active.
+_WITHDRAWN = frozenset({"NotBound", "NotAllowed", "TenantNotFound"})
+
+
+def declaration(
+    spec: AdapterSpec, active: Release | None, known: Mapping[str, str], objection: Fault | None
+) -> tuple[Release, ...]:
+    """What replicas must hold, active first. It depends on spec and status only, so it survives restarts."""
+    if objection is not None and objection.reason in _WITHDRAWN:
+        return ()
+    desired = desired_release(spec)
+    fault = _spec_fault(spec, desired, known, objection)
+    if desired is None or (fault is not None and fault.reason in _UNDECLARABLE):
+        desired = None
+    releases = (active, desired if desired is None or not _same(desired, active) else None)
+    return tuple(release for release in releases if release is not None)
 
 
 def _same(one: Release, other: Release | None) -> bool:
     return other is not None and (one.version, one.digest) == (other.version, other.digest)
 
 
-def _fault(inputs: Inputs, desired: Release | None) -> Fault | None:
-    """What stands against the desired version, the gravest first."""
+def _spec_fault(
+    spec: AdapterSpec, desired: Release | None, known: Mapping[str, str], objection: Fault | None
+) -> Fault | None:
+    """What spec and tenant say against the desired version."""
     if desired is None:
-        return _unlisted(inputs.spec)
-    before = inputs.known.get(desired.version)
+        return _unlisted(spec)
+    before = known.get(desired.version)
     if before is not None and before != desired.digest:
         return Fault(
             "VersionChanged",
             f"version `{desired.version}` was {before} before and must not change: "
             "publish other bytes under a new version",
         )
-    if inputs.objection is not None:
-        return inputs.objection
+    return objection
+
+
+def _fault(inputs: Inputs, desired: Release | None) -> Fault | None:
+    """What stands against the desired version, the gravest first."""
+    fault = _spec_fault(inputs.spec, desired, inputs.known, inputs.objection)
+    if fault is not None or desired is None:
+        return fault
     if inputs.artifact.fault is not None and not _same(desired, inputs.active):
         return inputs.artifact.fault
     failed = next((view for view in inputs.desired_on if view.held is Held.FAILED), None)
-    if failed is not None:
-        fault = failed.fault or Fault("Failed", "the engine gave no reason")
-        return Fault(fault.reason, f"replica `{failed.name}`: {fault.message}")
-    return None
+    if failed is None:
+        return None
+    fault = failed.fault or Fault("Failed", "the engine gave no reason")
+    return Fault(fault.reason, f"replica `{failed.name}`: {fault.message}")
 
 
 def _unlisted(spec: AdapterSpec) -> Fault:
@@ -182,58 +241,6 @@ def _remember(inputs: Inputs, desired: Release | None) -> dict[str, str]:
     if desired is not None:
         known.setdefault(desired.version, desired.digest)
     return dict(sorted(known.items()))
-
-
-def _counts(inputs: Inputs) -> tuple[int, int]:
-    return sum(view.held is Held.LOADED for view in inputs.desired_on), len(inputs.desired_on)
-
-
-def _declared(inputs: Inputs, desired: Release | None) -> tuple[Release, ...]:
-    releases = [inputs.active, desired]
-    return tuple(dict.fromkeys(release for release in releases if release is not None))
-
-
-def _served(inputs: Inputs, desired: Release, known: dict[str, str]) -> Decision:
-    loaded, replicas = _counts(inputs)
-    message = f"`{desired.version}` is served"
-    # A corrected source takes effect at once: the bytes are the same.
-    return Decision(
-        Phase.PROMOTED, desired, desired, (desired,), known, "Promoted", message, loaded, replicas
-    )
-
-
-def _stalled(
-    inputs: Inputs, desired: Release | None, known: dict[str, str], fault: Fault, *, declared: bool
-) -> Decision:
-    loaded, replicas = _counts(inputs)
-    keep = _declared(inputs, desired if declared else None)
-    return Decision(
-        Phase.STALLED, desired, inputs.active, keep, known, fault.reason, fault.message, loaded, replicas
-    )
-
-
-def _on_its_way(
-    inputs: Inputs,
-    desired: Release,
-    known: dict[str, str],
-    ready: Sequence[ReplicaView],
-    waiting: Sequence[ReplicaView],
-) -> Decision:
-    loaded, replicas = _counts(inputs)
-    if inputs.artifact.verified is None and loaded == 0:
-        phase, reason, message = (
-            Phase.VERIFY,
-            "Verifying",
-            f"fetching `{desired.version}` and checking its digest",
-        )
-    elif not ready:
-        phase, reason, message = Phase.LOAD, "WaitingForReplicas", "no replica of the tenant is ready yet"
-    else:
-        phase, reason = Phase.LOAD, "Loading"
-        message = f"`{desired.version}` is on {len(ready) - len(waiting)} of {len(ready)} ready replicas"
-    return Decision(
-        phase, desired, inputs.active, _declared(inputs, desired), known, reason, message, loaded, replicas
-    )
 
 
 def _late(inputs: Inputs, ready: Sequence[ReplicaView], waiting: Sequence[ReplicaView]) -> Fault:

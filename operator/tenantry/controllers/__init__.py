@@ -1,0 +1,103 @@
+"""Level-triggered reconcilers of the three kinds and of replicas, and what wakes them."""
+
+from __future__ import annotations
+
+from tenantry.api import names
+from tenantry.cluster import (
+    ADAPTER,
+    ADAPTER_POOL,
+    CONFIG_MAP,
+    LIMIT_RANGE,
+    NAMESPACE,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    RESOURCE_QUOTA,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    STATEFUL_SET,
+    TENANT,
+)
+from tenantry.runtime.controller import Controller, Setup, Watch, label_key, own_key
+
+from .adapter import AdapterReconciler
+from .pods import trim_node, trim_pod, trim_stateful_set
+from .pool import PoolReconciler
+from .replica import ReplicaReconciler
+from .tenant import TenantReconciler
+from .watches import Watches, owner_pool, owner_tenant
+from .world import World
+
+
+def build(setup: Setup) -> list[Controller]:
+    """All controllers over one shared world. To be called once, before the first object arrives."""
+    return controllers(World(setup))
+
+
+def controllers(world: World) -> list[Controller]:
+    """The same for a world that was made elsewhere."""
+    store = world.store
+    store.set_trim(POD, trim_pod)
+    store.set_trim(NODE, trim_node)
+    store.set_trim(STATEFUL_SET, trim_stateful_set)
+    on = Watches(world)
+    fences = (
+        NAMESPACE,
+        ROLE_BINDING,
+        SERVICE_ACCOUNT,
+        CONFIG_MAP,
+        RESOURCE_QUOTA,
+        LIMIT_RANGE,
+        NETWORK_POLICY,
+    )
+    return [
+        Controller(
+            "tenant",
+            TenantReconciler(world),
+            [
+                Watch(TENANT, own_key),
+                Watch(ADAPTER_POOL, on.pool_to_tenants),
+                Watch(ADAPTER_POOL, owner_tenant),
+                Watch(STATEFUL_SET, on.workload_to_tenants),
+                Watch(POD, on.pod_to_tenants),
+                Watch(ADAPTER, on.adapter_to_tenants),
+                Watch(NODE, on.node_to_tenants),
+                *(Watch(resource, owner_tenant) for resource in fences),
+            ],
+        ),
+        Controller(
+            "pool",
+            PoolReconciler(world),
+            [
+                Watch(ADAPTER_POOL, own_key),
+                Watch(STATEFUL_SET, owner_pool),
+                Watch(SERVICE, owner_pool),
+                Watch(POD_DISRUPTION_BUDGET, owner_pool),
+                Watch(POD, label_key(names.POOL_LABEL)),
+            ],
+        ),
+        Controller(
+            "replica",
+            ReplicaReconciler(world),
+            [
+                Watch(POD, on.pod_to_replica),
+                Watch(TENANT, on.tenant_to_replicas),
+                Watch(ADAPTER, on.adapter_to_replicas),
+            ],
+        ),
+        Controller(
+            "adapter",
+            AdapterReconciler(world),
+            [
+                Watch(ADAPTER, on.own_adapter),
+                Watch(TENANT, on.tenant_to_adapters),
+                Watch(ADAPTER_POOL, on.pool_to_adapters),
+                Watch(POD, on.pod_to_adapters),
+            ],
+        ),
+    ]
+
+
+__all__ = ["World", "build", "controllers"]

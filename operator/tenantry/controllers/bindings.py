@@ -1,0 +1,182 @@
+"""Which adapters belong where: the tenant's consent, and what each replica must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tenantry.api import AdapterSpec, AdapterStatus, TenantSpec, names
+from tenantry.api.tenant import TenantModel
+from tenantry.cluster import Key, Obj, is_deleting, key_of, uid_of
+from tenantry.desired.problems import SpecError
+from tenantry.desired.tenant import ADAPTER_TIERS
+from tenantry.promotion import machine
+from tenantry.promotion.machine import Fault, Release
+
+from .placements import routed_names
+from .world import Pool, World
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A served name that a replica must hold. `adapter` None: only a route still names it.
+
+    `rank` of urgency: 0 serves now, 1 is on its way; the pool's `maxRegistered` cuts from the end.
+    """
+
+    name: str
+    digest: str
+    tenant: str
+    source: str = ""
+    adapter: Key | None = None
+    drain_seconds: int = 60
+    urgency: int = 0
+
+
+def served(adapter: Key, release: Release) -> str:
+    return names.served_name(adapter.namespace, adapter.name, release.version, release.digest)
+
+
+def adapter_of(served_name: str) -> Key | None:
+    """The Adapter of a served name: namespaces hold no dots, names of adapters no `--`."""
+    namespace, dot, rest = served_name.partition(".")
+    name, dashes, _ = rest.partition("--")
+    return Key(namespace, name) if dot and dashes else None
+
+
+def consent(tenant: str, spec: TenantSpec, adapter: Key, adapter_spec: AdapterSpec) -> Fault | None:
+    """Whether tenant and adapter name each other. Both must: neither can reach into the other's namespace alone."""
+    if adapter_spec.tenant_ref != tenant:
+        return Fault("NotBound", f"`tenantRef` must be `{tenant}` for this tenant to use the adapter")
+    if spec.tier not in ADAPTER_TIERS:
+        return Fault("NotAllowed", f"tenant `{tenant}` is in tier {spec.tier.value}, which has no adapters")
+    if adapter.namespace not in spec.adapter_namespaces:
+        return Fault(
+            "NotBound", f"tenant `{tenant}` must list namespace `{adapter.namespace}` in `adapterNamespaces`"
+        )
+    return None
+
+
+def bound_adapter(world: World, tenant: str, spec: TenantSpec, key: Key) -> tuple[Obj, AdapterSpec] | None:
+    """The Adapter with its spec, if it exists, is valid and tenant and adapter name each other."""
+    adapter = world.adapter(key)
+    if adapter is None:
+        return None
+    try:
+        adapter_spec = world.adapter_spec(adapter)
+    except SpecError:
+        return None
+    return None if consent(tenant, spec, key, adapter_spec) is not None else (adapter, adapter_spec)
+
+
+def reference(model: TenantModel) -> Key | None:
+    ref = model.adapter_ref
+    return None if ref is None else Key(ref.namespace, ref.name)
+
+
+def objection(world: World, adapter: Key, spec: AdapterSpec) -> Fault | None:
+    """What tenant, pool and the fetched bytes say against the desired version."""
+    tenant = world.tenant(spec.tenant_ref)
+    if tenant is None or is_deleting(tenant):
+        return Fault("TenantNotFound", f"`tenantRef` must name a Tenant: there is no `{spec.tenant_ref}`")
+    try:
+        tenant_spec = world.tenant_spec(tenant)
+    except SpecError:
+        return None
+    refused = consent(spec.tenant_ref, tenant_spec, adapter, spec)
+    desired = machine.desired_release(spec)
+    if refused is not None or desired is None:
+        return refused
+    for pool in pools_of(world, spec.tenant_ref, tenant_spec, adapter):
+        if pool.spec.lora is not None and desired.rank > pool.spec.lora.max_rank:
+            return Fault(
+                "RankTooLarge",
+                f"`rank` must be at most {pool.spec.lora.max_rank}, the limit of pool `{pool.name}`, "
+                f"not {desired.rank}: train a smaller adapter or raise the pool's `lora.maxRank`",
+            )
+    transfer = world.observations.artifact(desired.digest, desired.source)
+    facts = transfer.adapter if transfer is not None else None
+    if facts is not None and facts.rank != desired.rank:
+        return Fault(
+            "RankMismatch", f"`rank` must be {facts.rank}, as the adapter's own files say, not {desired.rank}"
+        )
+    return None
+
+
+def pools_of(world: World, tenant: str, spec: TenantSpec, adapter: Key) -> Iterator[Pool]:
+    """The pools that serve models answered by the adapter."""
+    chosen = world.placements.get(tenant).models
+    wanted = {
+        chosen[model.name] for model in spec.models if reference(model) == adapter and model.name in chosen
+    }
+    for name in sorted(wanted):
+        pool = world.pool(name)
+        if pool is not None:
+            yield pool
+
+
+def declared(world: World, adapter: Obj, spec: AdapterSpec) -> tuple[Release, ...]:
+    """The releases of an adapter that replicas must hold now."""
+    active, known = machine.resume(AdapterStatus.model_validate(adapter.get("status") or {}))
+    return machine.declaration(spec, active, known, objection(world, key_of(adapter), spec))
+
+
+def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
+    """Everything that the replica must hold, by served name."""
+    here = Key(pool.name, replica)
+    wanted: dict[str, Wanted] = {}
+    for name in sorted(world.placements.tenants_of(here) | world.links.routed_to(here)):
+        tenant = world.tenant(name)
+        if tenant is None or is_deleting(tenant):
+            continue
+        if name in world.links.routed_to(here):
+            for served_name, digest in routed_names(tenant, pool.name):
+                wanted.setdefault(
+                    served_name, Wanted(served_name, digest, uid_of(tenant), adapter=adapter_of(served_name))
+                )
+        for entry in _assigned(world, pool, here, tenant):
+            before = wanted.get(entry.name)
+            urgency = entry.urgency if before is None else min(entry.urgency, before.urgency)
+            wanted[entry.name] = Wanted(
+                entry.name,
+                entry.digest,
+                entry.tenant,
+                entry.source,
+                entry.adapter,
+                entry.drain_seconds,
+                urgency,
+            )
+    return wanted
+
+
+def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Wanted]:
+    name = tenant["metadata"]["name"]
+    placement = world.placements.get(name)
+    placed = placement.pools.get(pool.name)
+    if placed is None or here.name not in placed.replicas:
+        return
+    try:
+        spec = world.tenant_spec(tenant)
+    except SpecError:
+        return
+    adapters = {
+        key
+        for model in spec.models
+        if placement.models.get(model.name) == pool.name and (key := reference(model)) is not None
+    }
+    for key in sorted(adapters):
+        found = bound_adapter(world, name, spec, key)
+        if found is None:
+            continue
+        adapter, adapter_spec = found
+        active = ((adapter.get("status") or {}).get("channels") or [{}])[0].get("activeDigest")
+        for release in declared(world, adapter, adapter_spec):
+            yield Wanted(
+                name=served(key, release),
+                digest=release.digest,
+                tenant=uid_of(tenant),
+                source=release.source,
+                adapter=key,
+                drain_seconds=adapter_spec.rollout.drain_seconds,
+                urgency=0 if release.digest == active else 1,
+            )

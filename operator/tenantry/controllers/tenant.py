@@ -1,0 +1,330 @@
+"""Tenant: checked, placed, routed; a dedicated one with everything it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenantry.api import Route, TenantSpec, Tier, names
+from tenantry.api.tenant import TenantModel
+from tenantry.cluster import NODE, TENANT, Key, NameTaken, Obj, find_condition, has_condition, is_deleting
+from tenantry.desired import isolation
+from tenantry.desired.conditions import (
+    Verdict,
+    no,
+    not_ready,
+    progress,
+    settled,
+    shorten,
+    stall,
+    unknown,
+    wire,
+    yes,
+)
+from tenantry.desired.problems import SpecError
+from tenantry.desired.tenant import cluster_ranges, tenant_problems
+from tenantry.promotion.retire import GRACE_SECONDS
+from tenantry.runtime.controller import DONE, Context, Result
+
+from . import bindings, placing, serving
+from .clock import seconds_since
+from .dedicated import Dedicated
+from .placements import NOWHERE, Placement
+from .world import World
+
+AWAIT_SECONDS = 5.0
+DELETION_SECONDS = 2.0
+DELETION_DEADLINE_SECONDS = 600.0
+FRESH_SECONDS = 30.0
+"""A claim observed before a restart stands so long until replicas have been asked again."""
+
+NO_ATTESTATION = (
+    "tier Regulated needs nodes that prove what they run; this release cannot verify such proof, "
+    "and it serves the tenant on nothing less"
+)
+
+
+class TenantReconciler:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.dedicated = Dedicated(world)
+        self._left_since: dict[str, float] = {}
+
+    async def reconcile(self, key: Key, ctx: Context) -> Result:
+        tenant = self.world.store.get(TENANT, key)
+        if tenant is None:
+            self._withdraw(key.name)
+            self.world.forget_spec("Tenant", key)
+            self.world.links.short_of_nodes.discard(key.name)
+            self.world.links.unplaced.discard(key.name)
+            return DONE
+        if is_deleting(tenant):
+            return await self._finalize(tenant, ctx)
+        try:
+            spec = self.world.tenant_spec(tenant)
+            ranges = cluster_ranges(self.world.store.list(NODE), ctx.config.protected_cidrs)
+            problems = tenant_problems(key.name, spec, ctx.config, ranges)
+            if problems:
+                raise SpecError(problems)
+        except SpecError as error:
+            await ctx.set_status(tenant, self._refused(tenant, "InvalidSpec", str(error)))
+            return DONE
+        if spec.tier is Tier.REGULATED:
+            self._withdraw(key.name)
+            await ctx.set_status(tenant, _regulated(tenant, spec))
+            return await self._leave_dedicated(tenant, ctx)
+        return await self._serve(tenant, spec, ctx)
+
+    async def _serve(self, tenant: Obj, spec: TenantSpec, ctx: Context) -> Result:
+        name = tenant["metadata"]["name"]
+        policy = ctx.config.tiers[spec.tier]
+        weight = spec.weight if spec.weight is not None else policy.weight
+        awaited = None
+        if spec.tier.dedicated:
+            try:
+                awaited = await self.dedicated.ensure(tenant, spec, ctx)
+            except NameTaken as taken:
+                await ctx.set_status(tenant, self._refused(tenant, "NameTaken", str(taken)))
+                return DONE
+            placed = placing.dedicated(self.world, tenant, spec, weight)
+        else:
+            placed = placing.shared(self.world, name, spec, weight)
+        self._assume(name, placed)
+        now = serving.resolve(self.world, tenant, spec, weight, placed.placement)
+        status = self._status(tenant, spec, placed, now, awaited)
+        if await ctx.set_status(tenant, status):
+            self.world.wake_adapters(self.world.links.adapters_of(name))
+        if spec.tier.dedicated:
+            return Result(AWAIT_SECONDS if awaited is not None else None)
+        return await self._leave_dedicated(tenant, ctx)
+
+    def _assume(self, name: str, placed: placing.Placing) -> None:
+        before = self.world.placements.get(name)
+        moved = self.world.placements.assume(name, placed.placement)
+        self.world.wake_replicas(sorted(moved))
+        if before != placed.placement:
+            self.world.wake_adapters(sorted(self.world.links.adapters_of(name)))
+            for pool in sorted(set(before.pools) ^ set(placed.placement.pools)):
+                self.world.wake_pool(pool)
+        if placed.objections:
+            self.world.links.unplaced.add(name)
+        else:
+            self.world.links.unplaced.discard(name)
+
+    def _withdraw(self, name: str) -> None:
+        self._assume(name, placing.Placing(NOWHERE, {}))
+
+    # the status
+
+    def _status(
+        self,
+        tenant: Obj,
+        spec: TenantSpec,
+        placed: placing.Placing,
+        now: serving.Serving,
+        awaited: str | None,
+    ) -> Obj:
+        stored = tenant.get("status") or {}
+        in_force = spec.tier.value if now.route is not None and now.moved else stored.get("tier")
+        status: Obj = {
+            "placement": self._placement(placed.placement),
+            "isolation": self._isolation(tenant, spec, now, awaited),
+            "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited)),
+        }
+        if now.route is not None:
+            status["route"] = now.route.wire()
+            status["endpoint"] = self._endpoint(now.route)
+            if in_force:
+                status["tier"] = in_force
+        return status
+
+    def _placement(self, placement: Placement) -> list[Obj]:
+        entries = []
+        for pool_name, placed in sorted(placement.pools.items()):
+            pool = self.world.pool(pool_name)
+            if pool is not None:
+                reason = shorten(placed.reason, 512)
+                entry = {"pool": pool_name, "namespace": pool.namespace, "reason": reason}
+                entries.append({**entry, "replicas": list(placed.replicas)[:128]})
+        return entries
+
+    def _endpoint(self, route: Route) -> Obj:
+        return {"url": self.world.config.gateway_url, "models": [model.name for model in route.models]}
+
+    def _isolation(
+        self, tenant: Obj, spec: TenantSpec, now: serving.Serving, awaited: str | None
+    ) -> list[Obj]:
+        seen = {"AdapterIntegrity": serving.integrity(self.world, now.route)}
+        stored = (tenant.get("status") or {}).get("isolation") or []
+        before: Obj = next((entry for entry in stored if entry.get("guarantee") == "AdapterIntegrity"), {})
+        young = self.world.clock() - self.world.started < FRESH_SECONDS
+        if seen["AdapterIntegrity"].holds is None and young and before.get("state") == "Enforced":
+            seen["AdapterIntegrity"] = isolation.Observation(True, before.get("reason", ""))
+        rendered = now.route is not None and now.moved and awaited is None
+        return isolation.guarantees(spec.tier, rendered, seen)
+
+    def _verdicts(
+        self,
+        tenant: Obj,
+        spec: TenantSpec,
+        placed: placing.Placing,
+        now: serving.Serving,
+        awaited: str | None,
+    ) -> list[Verdict]:
+        verdicts = [self._placed(placed), _network(spec, awaited), _suspended(spec)]
+        stored = tenant.get("status") or {}
+        if spec.suspend:
+            summary = no("Ready", "Suspended", "`suspend` is true: the gateway refuses every request")
+            return [*verdicts, summary, *settled()]
+        progressing = self._progress(tenant, placed, now, awaited)
+        if now.ready and not now.missing:
+            return [*verdicts, yes("Ready", "Serving", _serves(now.route)), *progressing]
+        reconciling, stalled = progressing
+        why = stalled if stalled.status == "True" else reconciling
+        on_its_way = stalled.status != "True"
+        return [*verdicts, not_ready(stored, why.reason, why.message, provisioning=on_its_way), *progressing]
+
+    def _placed(self, placed: placing.Placing) -> Verdict:
+        if not placed.objections:
+            pools = ", ".join(f"`{pool}`" for pool in sorted(placed.placement.pools))
+            return yes("Placed", "Placed", f"on {pools}")
+        return no("Placed", "NotPlaced", _objections(placed))
+
+    def _progress(
+        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None
+    ) -> tuple[Verdict, Verdict]:
+        if awaited is not None:
+            return progress("Provisioning", awaited)
+        homeless = [alias for alias in placed.objections if alias not in placed.placement.models]
+        if homeless:
+            return stall("NoPool", _objections(placed))
+        if placed.objections:
+            return progress("NoReplicas", _objections(placed))
+        if now.missing:
+            return self._waiting_for(tenant, now.missing)
+        if not now.moved:
+            return progress("Moving", "requests still go to the old place until the new one is ready")
+        if not now.ready:
+            return progress("NoReplicaReady", "no replica of the tenant is ready")
+        return settled()
+
+    def _waiting_for(self, tenant: Obj, missing: Sequence[TenantModel]) -> tuple[Verdict, Verdict]:
+        """Why a placed model is not served: mostly its adapter."""
+        waits = []
+        for model in missing:
+            key = bindings.reference(model)
+            if key is None:
+                waits.append(f"`{model.name}`: no replica is ready")
+                continue
+            adapter = self.world.adapter(key)
+            if adapter is None:
+                waits.append(f"`{model.name}`: Adapter `{key}` must exist: create it")
+            elif adapter.get("spec", {}).get("tenantRef") != tenant["metadata"]["name"]:
+                return stall("AdapterNotBound", f"`{model.name}`: Adapter `{key}` belongs to another tenant")
+            elif has_condition(adapter, "Stalled"):
+                found = find_condition(adapter, "Stalled") or {}
+                why = f"{found.get('reason')}: {found.get('message')}"
+                return stall("AdapterStalled", f"`{model.name}`: Adapter `{key}`: {why}")
+            else:
+                waits.append(f"`{model.name}`: Adapter `{key}` is not loaded yet")
+        return progress("ModelsNotServed", "; ".join(waits[:5]))
+
+    def _refused(self, tenant: Obj, reason: str, message: str) -> Obj:
+        """The verdict on a spec that cannot be served. What is served already goes on, by the spec before."""
+        stored = tenant.get("status") or {}
+        route = serving.prune_route(self.world, tenant)
+        status = {name: stored[name] for name in ("tier", "placement", "isolation") if name in stored}
+        if route is None:
+            ready = not_ready(stored, reason, message, provisioning=False)
+            status.pop("tier", None)
+        else:
+            status |= {"route": route.wire(), "endpoint": self._endpoint(route)}
+            ready = yes("Ready", "ServesEarlierSpec", "served as before the last edit, which is refused")
+        others = [
+            Verdict(kind, found["status"], found["reason"], found.get("message", ""))
+            for kind in ("Placed", "NetworkIsolated", "Suspended")
+            if (found := find_condition(tenant, kind)) is not None
+        ]
+        return {**status, "conditions": wire([ready, *stall(reason, message), *others])}
+
+    # leaving
+
+    async def _leave_dedicated(self, tenant: Obj, ctx: Context) -> Result:
+        """Undo what the tenant owned in a dedicated tier, once no request can go there any more."""
+        name = tenant["metadata"]["name"]
+        if names.FINALIZER not in tenant["metadata"].get("finalizers", []):
+            self._left_since.pop(name, None)
+            return DONE
+        live = self.world.store.get(TENANT, Key("", name)) or tenant
+        route = serving.stored_route(live)
+        if route is not None and any(pool.name == names.dedicated_pool(name) for pool in route.pools):
+            self._left_since.pop(name, None)
+            return Result(AWAIT_SECONDS)
+        since = self._left_since.setdefault(name, self.world.clock())
+        left = GRACE_SECONDS - (self.world.clock() - since)
+        if left > 0:
+            return Result(left)
+        if await self.dedicated.teardown(live, ctx) is not None:
+            return Result(DELETION_SECONDS)
+        await ctx.remove_finalizer(live)
+        self._left_since.pop(name, None)
+        return DONE
+
+    async def _finalize(self, tenant: Obj, ctx: Context) -> Result:
+        self._withdraw(tenant["metadata"]["name"])
+        if names.FINALIZER not in tenant["metadata"].get("finalizers", []):
+            return DONE
+        if serving.stored_route(tenant) is not None:
+            await ctx.set_status(tenant, _deleting("the route is withdrawn", blocked=False))
+        left = await self.dedicated.teardown(tenant, ctx)
+        if left is None:
+            ctx.recorder.event(tenant, "Released", "nothing of the tenant is left", action="Delete")
+            await ctx.remove_finalizer(tenant)
+            return DONE
+        age = seconds_since(tenant["metadata"]["deletionTimestamp"])
+        await ctx.set_status(tenant, _deleting(left, blocked=age > DELETION_DEADLINE_SECONDS))
+        return Result(DELETION_SECONDS)
+
+
+def _regulated(tenant: Obj, spec: TenantSpec) -> Obj:
+    verdicts = [
+        not_ready(tenant.get("status") or {}, "AttestationNotAvailable", NO_ATTESTATION, provisioning=False),
+        *stall("AttestationNotAvailable", NO_ATTESTATION),
+        no("Placed", "AttestationNotAvailable", "nothing that this release can place it on is attested"),
+        no("NetworkIsolated", "NotProvided", "nothing of the tenant runs"),
+        _suspended(spec),
+    ]
+    return {"isolation": isolation.guarantees(spec.tier, False, {}), "conditions": wire(verdicts)}
+
+
+def _deleting(left: str, *, blocked: bool) -> Obj:
+    message = f"being deleted: {left}"
+    if blocked:
+        message += f"; after a check by hand, remove finalizer `{names.FINALIZER}` to give up on the rest"
+    progressing = stall("DeletionBlocked", message) if blocked else progress("Deleting", message)
+    return {"conditions": wire([no("Ready", "Deleting", message), *progressing])}
+
+
+def _network(spec: TenantSpec, awaited: str | None) -> Verdict:
+    if not spec.tier.dedicated:
+        return no("NetworkIsolated", "NotProvided", f"tier {spec.tier.value} runs on shared pods")
+    if awaited is not None:
+        return unknown("NetworkIsolated", "Provisioning", awaited)
+    return unknown("NetworkIsolated", "NotProbed", "policies are in place; no probe has shown that they hold")
+
+
+def _suspended(spec: TenantSpec) -> Verdict:
+    if spec.suspend:
+        return yes("Suspended", "Requested", "`suspend` is true")
+    return no("Suspended", "NotRequested")
+
+
+def _serves(route: Route | None) -> str:
+    listed = [model.name for model in route.models] if route is not None else []
+    return f"{len(listed)} of {len(listed)} models are served"
+
+
+def _objections(placed: placing.Placing) -> str:
+    reasons: dict[str, list[str]] = {}
+    for alias, reason in sorted(placed.objections.items()):
+        reasons.setdefault(reason, []).append(f"`{alias}`")
+    return "; ".join(f"{', '.join(aliases)}: {reason}" for reason, aliases in reasons.items())

@@ -1,0 +1,250 @@
+"""What every controller knows of the world: parsed specs, pools with their replicas, placements, observations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from tenantry.api import AdapterPoolSpec, AdapterSpec, OperatorConfig, TenantSpec, names
+from tenantry.api.common import Model
+from tenantry.api.pool import LaneName
+from tenantry.cluster import (
+    ADAPTER,
+    ADAPTER_POOL,
+    POD,
+    STATEFUL_SET,
+    TENANT,
+    Key,
+    Obj,
+    controller_of,
+    is_deleting,
+    key_of,
+    uid_of,
+)
+from tenantry.desired.problems import Problem, SpecError
+from tenantry.engines import FetcherClient, Replica, TenantryDriver
+from tenantry.engines.base import EngineDriver
+from tenantry.engines.http import new_client
+from tenantry.runtime.controller import Setup
+
+from . import pods
+from .observations import Observations
+from .placements import Placements, routed_replicas
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An AdapterPool with a valid spec. `tenant` is the one that it is dedicated to."""
+
+    name: str
+    uid: str
+    namespace: str
+    spec: AdapterPoolSpec
+    tenant: str | None
+    deleting: bool
+    obj: Obj
+
+
+class Links:
+    """Indexes over references, kept by the watches: who must look again when something else changed."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, set[Key]] = {}
+        self._routed: dict[Key, set[str]] = {}
+        self.short_of_nodes: set[str] = set()
+        self.unplaced: set[str] = set()
+
+    def adapters_of(self, tenant: str) -> frozenset[Key]:
+        return frozenset(self._adapters.get(tenant, ()))
+
+    def routed_to(self, replica: Key) -> frozenset[str]:
+        """Tenants whose stored route names the replica."""
+        return frozenset(self._routed.get(replica, ()))
+
+    def adapter_changed(self, old: Obj | None, new: Obj | None) -> None:
+        for obj, present in ((old, False), (new, True)):
+            tenant = (obj or {}).get("spec", {}).get("tenantRef")
+            if obj is None or not isinstance(tenant, str):
+                continue
+            if present:
+                self._adapters.setdefault(tenant, set()).add(key_of(obj))
+            else:
+                self._adapters.get(tenant, set()).discard(key_of(obj))
+
+    def tenant_changed(self, old: Obj | None, new: Obj | None) -> frozenset[Key]:
+        """The replicas that the old or the new route names."""
+        before, after = routed_replicas(old), routed_replicas(new)
+        name = (new or old or {})["metadata"]["name"]
+        for replica in before - after:
+            self._routed.get(replica, set()).discard(name)
+        for replica in after - before:
+            self._routed.setdefault(replica, set()).add(name)
+        return before | after
+
+
+class World:
+    """Shared by all controllers of one process; to be used from one event loop."""
+
+    def __init__(self, setup: Setup, clock: Callable[[], float] = time.monotonic) -> None:
+        self.setup = setup
+        self.store = setup.store
+        self.config: OperatorConfig = setup.config
+        self.clock = clock
+        self.started = clock()
+        self.placements = Placements(setup.store)
+        self.observations = Observations()
+        self.links = Links()
+        self.driver: EngineDriver | None = None
+        self.fetcher: FetcherClient | None = None
+        if setup.signer is not None:
+            self.http: httpx.AsyncClient = new_client()
+            self.driver = TenantryDriver(setup.signer, self.http)
+            self.fetcher = FetcherClient(setup.signer, setup.config.fetcher_url, self.http)
+        self._specs: dict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = {}
+
+    # specs
+
+    def tenant_spec(self, tenant: Obj) -> TenantSpec:
+        """Raises SpecError, naming each field."""
+        return self._parsed(TenantSpec, tenant)
+
+    def adapter_spec(self, adapter: Obj) -> AdapterSpec:
+        """Raises SpecError, naming each field."""
+        return self._parsed(AdapterSpec, adapter)
+
+    def pool_spec(self, pool: Obj) -> AdapterPoolSpec:
+        """Raises SpecError, naming each field."""
+        return self._parsed(AdapterPoolSpec, pool)
+
+    def _parsed(self, model: type[M], obj: Obj) -> M:
+        key = (obj["kind"], key_of(obj))
+        version = (uid_of(obj), int(obj["metadata"].get("generation", 0)))
+        cached = self._specs.get(key)
+        if cached is None or cached[0] != version:
+            cached = (version, _parse(model, obj))
+            self._specs[key] = cached
+        result = cached[1]
+        if isinstance(result, SpecError):
+            raise result
+        assert isinstance(result, model)
+        return result
+
+    def forget_spec(self, kind: str, key: Key) -> None:
+        self._specs.pop((kind, key), None)
+
+    # tenants and adapters
+
+    def tenant(self, name: str) -> Obj | None:
+        return self.store.get(TENANT, Key("", name))
+
+    def adapter(self, key: Key) -> Obj | None:
+        """None also while it is being deleted: it is to be served by nothing then."""
+        obj = self.store.get(ADAPTER, key)
+        return None if obj is None or is_deleting(obj) else obj
+
+    # pools
+
+    def pool(self, name: str) -> Pool | None:
+        obj = self.store.get(ADAPTER_POOL, Key("", name))
+        if obj is None:
+            return None
+        try:
+            spec = self.pool_spec(obj)
+        except SpecError:
+            return None
+        tenant = dedicated_to(obj)
+        return Pool(
+            name=name,
+            uid=uid_of(obj),
+            namespace=self.config.release_namespace if tenant is None else names.tenant_namespace(tenant),
+            spec=spec,
+            tenant=tenant,
+            deleting=is_deleting(obj),
+            obj=obj,
+        )
+
+    def pools(self) -> Iterator[Pool]:
+        for key in self.store.keys(ADAPTER_POOL):
+            pool = self.pool(key.name)
+            if pool is not None:
+                yield pool
+
+    # replicas
+
+    def workload(self, pool: Pool, lane: LaneName) -> Obj | None:
+        """The StatefulSet of a lane, if it is this pool's."""
+        found = self.store.get(STATEFUL_SET, Key(pool.namespace, names.lane_workload(pool.name, lane)))
+        owner = controller_of(found) if found is not None else None
+        return found if owner is not None and owner.get("uid") == pool.uid else None
+
+    def lane_replicas(self, pool: Pool, lane: LaneName) -> list[str]:
+        """The replicas that the lane is to have, whether their pods run or not: names are stable over restarts."""
+        workload = self.workload(pool, lane)
+        count = 0 if workload is None else int(workload.get("spec", {}).get("replicas", 1))
+        return [names.replica_pod(pool.name, lane, ordinal) for ordinal in range(count)]
+
+    def replicas(self, pool: Pool) -> list[str]:
+        return [replica for lane in pool.spec.lanes for replica in self.lane_replicas(pool, lane.name)]
+
+    def pod(self, pool: Pool, replica: str) -> Obj | None:
+        found = self.store.get(POD, Key(pool.namespace, replica))
+        labels = found["metadata"].get("labels", {}) if found is not None else {}
+        return found if labels.get(names.POOL_LABEL) == pool.name else None
+
+    def is_ready(self, pool: Pool, replica: str) -> bool:
+        pod = self.pod(pool, replica)
+        return pod is not None and pods.is_ready(pod)
+
+    def peer(self, pool: Pool, replica: str, ip: str) -> Replica:
+        """The replica as drivers and the fetcher address it."""
+        host = f"[{ip}]" if ":" in ip else ip
+        return Replica(f"{pool.namespace}/{replica}", f"http://{host}:{names.ENGINE_ADMIN_PORT}", pool.uid)
+
+    # waking others
+
+    def wake_replicas(self, replicas: Iterable[Key]) -> None:
+        """Debounced: many tenants and adapters change in one commit."""
+        for replica in replicas:
+            self.setup.enqueue("replica", replica, after=0.2)
+
+    def wake_tenants(self, tenants: Iterable[str]) -> None:
+        for tenant in tenants:
+            self.setup.enqueue("tenant", Key("", tenant))
+
+    def wake_adapters(self, adapters: Iterable[Key]) -> None:
+        for adapter in adapters:
+            self.setup.enqueue("adapter", adapter)
+
+    def wake_pool(self, pool: str) -> None:
+        """For its counts only, so not at once."""
+        self.setup.enqueue("pool", Key("", pool), after=2.0)
+
+
+def dedicated_to(pool: Obj) -> str | None:
+    """The tenant that controls a derived pool. Its name is derived too: nothing else can pose as one."""
+    owner = controller_of(pool)
+    if owner is None or owner.get("kind") != "Tenant":
+        return None
+    tenant = str(owner.get("name", ""))
+    return tenant if pool["metadata"]["name"] == names.dedicated_pool(tenant) else None
+
+
+def _parse(model: type[M], obj: Obj) -> M | SpecError:
+    try:
+        return model.model_validate(obj.get("spec"))
+    except ValidationError as error:
+        return SpecError(_problem(entry) for entry in error.errors()[:8])
+
+
+def _problem(entry: Any) -> Problem:
+    path = ""
+    for part in entry["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return Problem(path or "spec", f"must be valid: {entry['msg']}")

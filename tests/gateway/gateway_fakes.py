@@ -304,13 +304,13 @@ def tenant(
     suspend: bool = False,
     lane: str = "Auto",
     uid: str | None = None,
-    version: int = 1,
+    namespace: str = "system",
 ) -> dict[str, Any]:
     """A Tenant on the pool `base` whose replicas are `base-fast-0..`."""
     return {
         "apiVersion": "tenantry.dev/v1alpha1",
         "kind": "Tenant",
-        "metadata": {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)},
+        "metadata": {"name": name, "uid": uid or f"uid-{name}"},
         "spec": {
             "tier": "Smb",
             "models": [{"name": "chat", "baseModel": "base"}],
@@ -327,7 +327,7 @@ def tenant(
                     {
                         "name": "base",
                         "uid": "pool-uid",
-                        "namespace": "system",
+                        "namespace": namespace,
                         "lanes": lanes
                         or [{"name": "fast", "service": "base-fast", "slots": 16, "replicas": replicas(2)}],
                     }

@@ -93,6 +93,7 @@ class Registry:
     loaded: Callable[[str], None]
     failed: Callable[[str], None]
     fence: Fence = (0, 0)
+    evictions: int = 0  # adapters whose pages were taken back so far
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _artifacts: dict[str, _Artifact] = field(default_factory=dict)
 
@@ -249,6 +250,7 @@ class Registry:
 
     def on_evicted(self, digest: object) -> None:
         """The pool took the pages back."""
+        self.evictions += 1
         artifact = self._artifacts.get(str(digest))
         if artifact is not None:
             artifact.paged, artifact.filled = None, False

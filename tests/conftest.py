@@ -46,6 +46,8 @@ def apiserver() -> Iterator[ApiServer]:
 
     It ends with the session, also when that is killed. Tests share it: use names of your own.
     """
-    with tempfile.TemporaryDirectory(prefix="tenantry-apiserver-") as folder:
-        with ControlPlane(Path(folder) / "run", controllers=STORE_CONTROLLERS) as plane:
-            yield ApiServer(plane)
+    with (
+        tempfile.TemporaryDirectory(prefix="tenantry-apiserver-") as folder,
+        ControlPlane(Path(folder) / "run", controllers=STORE_CONTROLLERS) as plane,
+    ):
+        yield ApiServer(plane)

@@ -190,22 +190,21 @@ def find_go() -> str:
 
 def go_version(go: str) -> tuple[int, ...]:
     """Version of a Go program as numbers, (0,) where it does not run."""
-    result = subprocess.run(
-        [go, "env", "GOVERSION"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GOTOOLCHAIN": "local"},
-    )
+    environment = {**os.environ, "GOTOOLCHAIN": "local"}
+    try:
+        result = subprocess.run(
+            [go, "env", "GOVERSION"], capture_output=True, text=True, check=False, env=environment
+        )
+    except OSError:
+        return (0,)
     found = re.search(r"go(\d+)\.(\d+)", result.stdout)
     return (int(found.group(1)), int(found.group(2))) if found else (0,)
 
 
 def _go_inside(home: Path) -> str | None:
-    for path in home.glob("**/bin/go"):
-        if path.is_file() and os.access(path, os.X_OK) and go_version(str(path)) >= GO_MINIMUM:
-            return str(path)
-    return None
+    # The package holds a Go tree named `go`; its own `bin/go` is a script tied to where it was installed.
+    path = home / "go" / "bin" / "go"
+    return str(path) if go_version(str(path)) >= GO_MINIMUM else None
 
 
 def _fetch_go(home: Path) -> str:

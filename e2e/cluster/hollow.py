@@ -55,9 +55,9 @@ def add(
         process.spawn(
             [
                 *("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
-                *("bash", str(HERE / "hollow-init.sh"), str(program), "--morph=kubelet", f"--name={name}"),
-                *(f"--kubeconfig={config}", "--use-host-image-service=false"),
-                *(f"--kubelet-port={process.free_port()}", "--kubelet-read-only-port=0"),
+                *("bash", str(HERE / "hollow-init.sh"), "--morph=kubelet", f"--name={name}"),
+                *("--use-host-image-service=false", "--kubelet-read-only-port=0"),
+                f"--kubelet-port={process.free_port()}",
                 *(f"--extended-resources={_pairs(resources)}", f"--node-labels={_pairs(every_label)}"),
                 *([f"--register-with-taints={','.join(taints)}"] if taints else []),
             ],
@@ -65,7 +65,12 @@ def add(
             part=f"{PART}{name}",
             log=run / "log" / f"{name}.log",
             die_with_parent=die_with_parent,
-            environment={"PATH": os.environ.get("PATH", os.defpath), "FOLDER": str(folder)},
+            environment={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "FOLDER": str(folder),
+                "KUBEMARK": str(program),
+                "NODE_KUBECONFIG": str(config),
+            },
         )
     _wait(run, new)
     return new

@@ -111,7 +111,7 @@ def _import(image: Built, worker: Worker) -> None:
     if present(worker).get(image.tag) == image.digest:
         return
     started = time.monotonic()
-    worker.ctr("images", "import", "--local", "--index-name", image.tag, image.archive)
+    worker.ctr("images", "import", "--local", "--snapshotter", worker.snapshotter, image.archive)
     found = present(worker).get(image.tag)
     if found != image.digest:
         raise ClusterError(f"`{worker.node.name}` holds {image.tag} as {found}, which must be {image.digest}")

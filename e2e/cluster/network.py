@@ -17,6 +17,8 @@ from .errors import ClusterError
 from .paths import BRIDGE, HOST_ADDRESS, NODE_NETWORK, NODES, POD_NETWORK, SERVICE_NETWORK, Node
 from .shell import run, succeeds
 
+NAMESPACES = Path("/run/netns")
+
 
 def create(nodes: Sequence[Node] = NODES) -> None:
     """Makes bridge, namespaces, links and routes. Raises ClusterError where a network of ours is in use already."""
@@ -49,17 +51,22 @@ def remove(nodes: Sequence[Node] = NODES) -> None:
     for node in nodes:
         if succeeds("ip", "link", "show", node.link):
             run("ip", "link", "del", node.link)
-        if Path("/run/netns", node.name).exists():
+        if (NAMESPACES / node.name).exists():
             run("ip", "netns", "del", node.name)
     if succeeds("ip", "link", "show", BRIDGE):
         run("ip", "link", "del", BRIDGE)
+    # `ip netns add` mounts this folder onto itself and leaves that behind.
+    if NAMESPACES.exists() and not any(NAMESPACES.iterdir()):
+        if NAMESPACES.is_mount():
+            run("umount", NAMESPACES)
+        NAMESPACES.rmdir()
 
 
 def left(nodes: Sequence[Node] = NODES) -> list[str]:
     """Names of ours that exist now: links, namespaces and routes."""
     links = {BRIDGE, *(node.link for node in nodes)}
     found = [f"link {item['ifname']}" for item in _ip("link") if item["ifname"] in links]
-    found += [f"netns {node.name}" for node in nodes if Path("/run/netns", node.name).exists()]
+    found += [f"netns {node.name}" for node in nodes if (NAMESPACES / node.name).exists()]
     ours = [ipaddress.IPv4Network(item) for item in (NODE_NETWORK, POD_NETWORK, SERVICE_NETWORK)]
     for route in _ip("route"):
         network = _network(route["dst"])

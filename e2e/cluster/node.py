@@ -38,6 +38,11 @@ class Worker:
         """containerd's socket, absolute as its clients demand."""
         return self.folder / "containerd.sock"
 
+    @property
+    def snapshotter(self) -> str:
+        """What keeps the node's image layers; whoever imports an image must name the same."""
+        return (self.folder / "snapshotter").read_text()
+
     def start(self, authority: Authority, server: str) -> None:
         """Writes the node's settings and starts its first process; the network namespace must exist."""
         for name in ("cni", "kubelet", "pod-logs", "opt"):
@@ -50,8 +55,8 @@ class Worker:
             ips=(self.node.address,),
         )
         authority.kubeconfig(self.cluster / "kubeconfigs" / f"{self.node.name}.kubeconfig", server, serving)
-        snapshotter = "overlayfs" if can_overlay(self.folder) else "native"
-        self._write("containerd.toml", containerd_config(self.folder, snapshotter, may_raise_priority()))
+        self._write("snapshotter", "overlayfs" if can_overlay(self.folder) else "native")
+        self._write("containerd.toml", containerd_config(self.folder, self.snapshotter, may_raise_priority()))
         self._write("cni/10-pods.conflist", json.dumps(cni_config(self.folder, self.node.pod_cidr)))
         self._write("resolv.conf", "")
         kubelet = kubelet_config(

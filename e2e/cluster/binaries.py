@@ -57,7 +57,7 @@ BINARIES: dict[str, Binary] = {
     **_containerd("containerd", "containerd-shim-runc-v2", "ctr"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm"),
     "kube-router": Binary("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
-    "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "coredns": Binary("coredns", "."),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "pause": Binary("pause", "."),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tenantry.cost import IdlePolicy, Topology
 
 app = typer.Typer(
     name="tenantry",
@@ -20,6 +23,15 @@ adapters = typer.Typer(
 )
 app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
+
+
+class Output(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
 
 Folder = Annotated[
     Path,
@@ -83,3 +95,17 @@ def promote(
     from .promote import promote_file
 
     typer.echo(promote_file(file, adapter, version))
+
+
+@app.command()
+def cost(
+    tenants: Annotated[Path, typer.Option(help="YAML or CSV: who sends how much.")],
+    fleet: Annotated[Path, typer.Option(help="YAML: what a replica does and costs.")],
+    idle: Annotated[IdlePolicy, typer.Option(help="Who pays for idle capacity.")] = IdlePolicy.PROPORTIONAL,
+    topology: Annotated[Topology, typer.Option(help="Whose bill is divided.")] = Topology.TIERS,
+    output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
+) -> None:
+    """What shared and dedicated serving cost, per tenant, and where they cross. Needs no cluster."""
+    from .cost import run
+
+    typer.echo(run(tenants, fleet, idle, topology, output.value), nl=False)

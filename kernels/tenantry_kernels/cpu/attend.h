@@ -13,6 +13,17 @@ namespace TENANTRY_ISA {
 
 constexpr int64_t kPage = 16;  // tokens of a page
 
+// acc * shrunk + the weighted sum of `seen` rows of values, N vectors wide.
+template <int N>
+TENANTRY_INLINE void add_values(float* acc, float shrunk, const float* weight, const float* values, int64_t width,
+                                int64_t seen) {
+  V sums[N];
+  for (int n = 0; n < N; ++n) sums[n] = load1(acc + n * W) * shrunk;
+  for (int64_t t = 0; t < seen; ++t)
+    for (int n = 0; n < N; ++n) sums[n] += weight[t] * load1(values + t * width + n * W);
+  for (int n = 0; n < N; ++n) store1(acc + n * W, sums[n]);
+}
+
 template <typename T>
 void attend(const Attention<T>& call, const AttentionItem& item, std::vector<float>& scratch) {
   const int64_t groups = call.heads / call.kv_heads;
@@ -47,6 +58,7 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
     const T* page = call.pool + static_cast<int64_t>(pages[begin / kPage]) * call.page_stride +
                     item.kv_head * kPage * call.head_dim;
     const int64_t present = std::min(kPage, last + 1 - begin);
+    std::fill(keys + present * width, keys + kPage * width, 0.0f);
     for (int64_t t = 0; t < present; ++t) {
       for (int64_t c = 0; c < chunks; ++c) {
         V a, b;
@@ -61,36 +73,28 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
       if (seen <= 0) continue;
       alignas(64) float weight[kPage];
       float greatest = top[i];
-      for (int64_t t = 0; t < seen; ++t) {
-        V a = {}, b = {};
-        for (int64_t c = 0; c < chunks; ++c) {
-          a += load1(q + i * width + c * P) * load1(keys + t * width + c * P);
-          b += load1(q + i * width + c * P + W) * load1(keys + t * width + c * P + W);
+      for (int64_t t = 0; t < kPage; t += W) {
+        V dots[W] = {};
+        for (int64_t c = 0; c < width; c += W) {
+          const V x = load1(q + i * width + c);
+          for (int k = 0; k < W; ++k) dots[k] += x * load1(keys + (t + k) * width + c);
         }
-        weight[t] = sum(a + b);
-        greatest = std::max(greatest, weight[t]);
+        store1(weight + t, sums(dots));
       }
+      for (int64_t t = 0; t < seen; ++t) greatest = std::max(greatest, weight[t]);
       for (int64_t t = seen; t < kPage; ++t) weight[t] = lowest;
       V total = {};
-      for (int t = 0; t < kPage; t += W) {
+      for (int64_t t = 0; t < kPage; t += W) {
         const V e = exp(load1(weight + t) - greatest);
         store1(weight + t, e);
         total += e;
       }
-      const float shrunk = sum(exp(splat(top[i] - greatest))) / W;  // 0 for the first page
+      const float shrunk = top[i] == greatest ? 1.0f : exp(splat(top[i] - greatest))[0];  // 0 for the first page
       mass[i] = mass[i] * shrunk + sum(total);
       top[i] = greatest;
-      for (int64_t c = 0; c < chunks; ++c) {
-        V a, b;
-        load2(acc + i * width + c * P, a, b);
-        a *= shrunk;
-        b *= shrunk;
-        for (int64_t t = 0; t < seen; ++t) {
-          a += weight[t] * load1(values + t * width + c * P);
-          b += weight[t] * load1(values + t * width + c * P + W);
-        }
-        store2(acc + i * width + c * P, a, b);
-      }
+      int64_t c = 0;
+      for (; c + 4 * P <= width; c += 4 * P) add_values<8>(acc + i * width + c, shrunk, weight, values + c, width, seen);
+      for (; c < width; c += P) add_values<2>(acc + i * width + c, shrunk, weight, values + c, width, seen);
     }
   }
 

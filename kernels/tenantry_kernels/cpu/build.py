@@ -47,13 +47,13 @@ def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path
         ]
         includes = [f"-isystem{path}" for path in include_paths()]
         only = [] if x86 else ["-DTENANTRY_GENERIC_ONLY"]
-        bindings = [compiler, *common, "-fopenmp", abi, *only, *includes, "-c", _HERE / "ops.cpp", "-o", f"{folder}/ops.o"]
+        bindings = [compiler, *common, abi, *only, *includes, "-c", _HERE / "ops.cpp", "-o", f"{folder}/ops.o"]
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda command: subprocess.run(command, check=True), [bindings, *commands]))
         objects = [f"{folder}/{name}.o" for name in (*isas, "ops")]
         made = target.with_suffix(".tmp")
         subprocess.run(
-            [compiler, *common, "-shared", "-fopenmp", *objects, f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", "-o", made],
+            [compiler, *common, "-shared", *objects, f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", "-o", made],
             check=True,
         )
         made.replace(target)  # a process that has the old library loaded keeps it

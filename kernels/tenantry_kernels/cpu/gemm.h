@@ -3,14 +3,16 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "vec.h"
 
 namespace tenantry {
 namespace TENANTRY_ISA {
 
-constexpr int64_t kRowBlock = 96;  // rows of x kept as floats in the cache while the panels pass
+template <typename T>
+void widen(const T* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
+}
 
 // panels[p][k][*]: the P columns of panel p at input k, so that load2 gives columns 0..W-1 and W..P-1 in order:
 // bf16 columns are interleaved, column j beside column j + W.
@@ -28,14 +30,14 @@ void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_beg
 
 // R rows times N panels, all sums in registers.
 template <int R, int N, typename T, typename Out>
-TENANTRY_INLINE void tile(const float* x, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
+TENANTRY_INLINE void tile(const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
                           int64_t column) {
   V acc[R][N][2] = {};
   for (int64_t k = 0; k < in; ++k) {
     V w[N][2];
     for (int n = 0; n < N; ++n) load2(panels + (n * in + k) * P, w[n][0], w[n][1]);
     for (int r = 0; r < R; ++r) {
-      const V value = splat(x[r * in + k]);
+      const V value = splat(x[r * x_stride + k]);
       for (int n = 0; n < N; ++n) {
         acc[r][n][0] += value * w[n][0];
         acc[r][n][1] += value * w[n][1];
@@ -71,40 +73,30 @@ constexpr int panels_of() {
 }
 
 template <int R, typename T, typename Out>
-void tiles(const float* x, int64_t in, const T* panels, const float* bias, Out* y, int64_t out, int64_t begin,
+void tiles(const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out, int64_t begin,
            int64_t end) {
   constexpr int N = panels_of<R, T>();
   int64_t p = begin;
-  for (; p + N <= end; p += N) tile<R, N>(x, in, panels + p * in * P, bias, y, out, p * P);
-  for (; p < end; ++p) tile<R, 1>(x, in, panels + p * in * P, bias, y, out, p * P);
+  for (; p + N <= end; p += N) tile<R, N>(x, x_stride, in, panels + p * in * P, bias, y, out, p * P);
+  for (; p < end; ++p) tile<R, 1>(x, x_stride, in, panels + p * in * P, bias, y, out, p * P);
 }
 
 template <int R, typename T, typename Out>
-void tiles_of(int64_t rows, const float* x, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
+void tiles_of(int64_t rows, const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
               int64_t begin, int64_t end) {
-  if (rows == R) return tiles<R>(x, in, panels, bias, y, out, begin, end);
-  if constexpr (R > 1) tiles_of<R - 1>(rows, x, in, panels, bias, y, out, begin, end);
+  if (rows == R) return tiles<R>(x, x_stride, in, panels, bias, y, out, begin, end);
+  if constexpr (R > 1) tiles_of<R - 1>(rows, x, x_stride, in, panels, bias, y, out, begin, end);
 }
 
 template <typename T, typename Out>
-void gemm(const Gemm<T, Out>& call, int64_t panel_begin, int64_t panel_end, std::vector<float>& scratch) {
-  constexpr int64_t kPanelBlock = 4;  // panels that stay in the cache while the row tiles pass
-  for (int64_t block = 0; block < call.rows; block += kRowBlock) {
-    const int64_t rows = std::min(kRowBlock, call.rows - block);
-    scratch.resize(static_cast<size_t>(rows * call.in));
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* from = call.x + (block + r) * call.x_stride;
-      float* to = scratch.data() + r * call.in;
-      for (int64_t k = 0; k < call.in; ++k) to[k] = to_float(from[k]);
-    }
-    const int64_t count = (rows + kTileRows - 1) / kTileRows;
-    for (int64_t p = panel_begin; p < panel_end; p += kPanelBlock) {
-      const int64_t end = std::min(panel_end, p + kPanelBlock);
-      for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
-        const int64_t from = rows * t / count, to = rows * (t + 1) / count;
-        tiles_of<kTileRows>(to - from, scratch.data() + from * call.in, call.in, call.panels, call.bias,
-                            call.y + (block + from) * call.out, call.out, p, end);
-      }
+void gemm(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
+  const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
+  for (int64_t p = panel_begin; p < panel_end; p += step) {
+    for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
+      const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;
+      tiles_of<kTileRows>(to - from, call.x + from * call.x_stride, call.x_stride, call.in, call.panels, call.bias,
+                          call.y + from * call.out, call.out, p, p + step);
     }
   }
 }

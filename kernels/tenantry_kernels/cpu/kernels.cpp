@@ -16,7 +16,7 @@ template <typename T>
 static RowKernels<T> kernels() {
   using namespace TENANTRY_ISA;
   return {rms_norm<T>, silu_and_mul<T>, rope_and_kv_write<T>, shrink<T>,  expand<T>,
-          attend<T>,   gemm<T, T>,      gemm<T, float>,       pack<T>};
+          attend<T>,   widen<T>,        gemm<T, T>,           gemm<T, float>, pack<T>};
 }
 
 const Table& TENANTRY_TABLE(TENANTRY_ISA)() {

@@ -53,7 +53,7 @@ void shrink_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
 template <typename T>
 void shrink(const Lora<T>& call, const LoraItem& item) {
   int64_t n = 0;
-  for (; n + 3 <= item.tokens; n += 3) shrink_tokens<3>(call, item, item.token + n);
+  for (; n + 2 <= item.tokens; n += 2) shrink_tokens<2>(call, item, item.token + n);
   for (; n < item.tokens; ++n) shrink_tokens<1>(call, item, item.token + n);
 }
 
@@ -100,7 +100,7 @@ void expand_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
 template <typename T>
 void expand(const Lora<T>& call, const LoraItem& item) {
   int64_t n = 0;
-  for (; n + 3 <= item.tokens; n += 3) expand_tokens<3>(call, item, item.token + n);
+  for (; n + 2 <= item.tokens; n += 2) expand_tokens<2>(call, item, item.token + n);
   for (; n < item.tokens; ++n) expand_tokens<1>(call, item, item.token + n);
 }
 

@@ -1,6 +1,6 @@
 // Bindings: checks of what could write out of bounds, then work split over threads by cost.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
+#include <ATen/Parallel.h>  // at::get_num_threads
 #include <torch/library.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "table.h"
+#include "team.h"
 
 namespace tenantry {
 namespace {
@@ -56,21 +57,28 @@ std::vector<float>& scratch() {
   return buffer;
 }
 
-// Runs f(item) for all items, in runs of nearly equal cost, one per thread. `cost[i]` is in multiply-adds.
+// Calls f(begin, end) over parts of [0, count), each worth `cost` per element, in multiply-adds or bytes: few parts
+// where threads would cost more than they bring, else some per thread, so that a late thread takes fewer.
 template <typename F>
-void split(const std::vector<int64_t>& cost, F&& f) {
-  constexpr int64_t kWorthThread = 200'000;  // below this a thread costs more than it brings
-  const int64_t items = static_cast<int64_t>(cost.size());
+void share(int64_t count, int64_t cost, const F& f) {
+  if (count <= 0) return;
+  constexpr int64_t kPart = 100'000;
+  const int64_t threads = at::get_num_threads();
+  const int64_t parts = threads < 2 ? 1 : std::clamp<int64_t>(count * cost / kPart, 1, std::min(count, 8 * threads));
+  Team::get().run(parts, threads, [&](int64_t part) { f(count * part / parts, count * (part + 1) / parts); });
+}
+
+// The same over items of unequal cost: each part is a run of neighbours of nearly equal total.
+template <typename Item, typename F>
+void share(const std::vector<Item>& items, const std::vector<int64_t>& cost, const F& f) {
   std::vector<int64_t> before(cost.size() + 1, 0);
   for (size_t i = 0; i < cost.size(); ++i) before[i + 1] = before[i] + cost[i];
-  const int64_t total = before.back();
-  const int64_t threads =
-      std::clamp<int64_t>(total / kWorthThread, 1, std::min<int64_t>(at::get_num_threads(), std::max<int64_t>(items, 1)));
-  const auto border = [&](int64_t t) {
-    return std::lower_bound(before.begin(), before.end() - 1, total * t / threads) - before.begin();
-  };
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin == 0 ? 0 : border(begin); i < (end == threads ? items : border(end)); ++i) f(i);
+  const auto at = [&](int64_t work) { return std::lower_bound(before.begin(), before.end() - 1, work) - before.begin(); };
+  const int64_t total = std::max<int64_t>(before.back(), 1);
+  constexpr int64_t kSteps = 1 << 12;  // of the total: borders of parts
+  share(kSteps, total / kSteps + 1, [&](int64_t begin, int64_t end) {
+    const auto last = end == kSteps ? static_cast<int64_t>(items.size()) : at(total * end / kSteps);
+    for (auto i = begin == 0 ? 0 : at(total * begin / kSteps); i < last; ++i) f(items[static_cast<size_t>(i)]);
   });
 }
 
@@ -82,7 +90,7 @@ at::Tensor pack(const at::Tensor& weight) {
   at::Tensor panels = at::empty({count, in, table().panel}, weight.options());
   by_dtype(weight, [&](auto t) {
     using T = decltype(t);
-    at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+    share(count, in * table().panel, [&](int64_t begin, int64_t end) {
       kernels<T>().pack(data<const T>(weight), out, in, data<T>(panels), begin, end);
     });
   });
@@ -101,19 +109,34 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, co
   const float* offset = bias ? data<const float>(*bias) : nullptr;
   const int64_t rows = x.size(0), in = x.size(1);
   if (rows == 0) return y;
+  at::Tensor floats = x;  // rows are read many times: bf16 is widened once
+  if (x.scalar_type() != at::kFloat) {
+    floats = at::empty({rows, in}, x.options().dtype(at::kFloat));
+    share(rows, in, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        kernels<Bf16>().widen(data<const Bf16>(x) + r * x.stride(0), data<float>(floats) + r * in, in);
+    });
+  }
+  constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
+  const int64_t blocks = (rows + kRows - 1) / kRows, count = panels.size(0);
+  const int64_t group = rows < 8 || rows > 48 ? 4 : 2;  // panels of one item: some 10 microseconds of work
+  const int64_t groups = (count + group - 1) / group;
+  const int64_t threads = rows * in * out < 100'000 ? 1 : at::get_num_threads();
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, const auto& call) {
-      const int64_t grain = std::max<int64_t>(1, 200'000 / (rows * in * table().panel));
-      at::parallel_for(0, panels.size(0), grain,
-                       [&](int64_t begin, int64_t end) { kernel(call, begin, end, scratch()); });
+      Team::get().run(blocks * groups, threads, [&](int64_t item) {
+        const int64_t block = item / groups, p = item % groups * group;
+        kernel(call, rows * block / blocks, rows * (block + 1) / blocks, p, std::min(count, p + group));
+      });
     };
+    const float* from = data<const float>(floats);
     if (wide) {
       run(kernels<T>().gemm_wide,
-          Gemm<T, float>{data<const T>(x), x.stride(0), rows, in, out, data<const T>(panels), offset, data<float>(y)});
+          Gemm<T, float>{from, floats.stride(0), rows, in, out, data<const T>(panels), offset, data<float>(y)});
     } else {
       run(kernels<T>().gemm,
-          Gemm<T, T>{data<const T>(x), x.stride(0), rows, in, out, data<const T>(panels), offset, data<T>(y)});
+          Gemm<T, T>{from, floats.stride(0), rows, in, out, data<const T>(panels), offset, data<T>(y)});
     }
   });
   return y;
@@ -168,10 +191,10 @@ void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, co
                        data<const T>(pool), data<float>(hidden), hidden_stride};
     std::vector<int64_t> cost;
     for (const LoraItem& i : shrinks) cost.push_back((i.end - i.begin) * i.tokens * x.size(1));
-    split(cost, [&](int64_t i) { kernels<T>().shrink(call, shrinks[static_cast<size_t>(i)]); });
+    share(shrinks, cost, [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
     cost.clear();
     for (const LoraItem& i : expands) cost.push_back((i.end - i.begin) * i.tokens * i.task->rank);
-    split(cost, [&](int64_t i) { kernels<T>().expand(call, expands[static_cast<size_t>(i)]); });
+    share(expands, cost, [&](const LoraItem& item) { kernels<T>().expand(call, item); });
   });
 }
 
@@ -206,12 +229,9 @@ void paged_attention(const at::Tensor& q, const at::Tensor& kv, int64_t layer, c
     const Attention<T> call{data<const T>(q), q.stride(0), data<T>(out), q.size(1), kv.size(3), q.size(2),
                             data<const T>(kv) + layer * kv.stride(1), kv.stride(0), kv.stride(2),
                             data<const int32_t>(page_tables), page_tables.stride(0), static_cast<float>(scale)};
-    split(cost, [&](int64_t i) { kernels<T>().attend(call, items[static_cast<size_t>(i)], scratch()); });
+    share(items, cost, [&](const AttentionItem& item) { kernels<T>().attend(call, item, scratch()); });
   });
 }
-
-// Rows per thread for kernels that only pass over memory.
-int64_t row_grain(int64_t width) { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(width, 1)); }
 
 void rope_and_kv_write(at::Tensor& qkv, const at::Tensor& positions, const at::Tensor& angles, at::Tensor& kv,
                        int64_t layer, const at::Tensor& slots, int64_t heads) {
@@ -226,7 +246,7 @@ void rope_and_kv_write(at::Tensor& qkv, const at::Tensor& positions, const at::T
               "`table` must be float32 [positions, 2, head_dim / 2]");
   by_dtype(qkv, [&](auto t) {
     using T = decltype(t);
-    at::parallel_for(0, qkv.size(0), row_grain(qkv.size(1)), [&](int64_t begin, int64_t end) {
+    share(qkv.size(0), qkv.size(1), [&](int64_t begin, int64_t end) {
       kernels<T>().rope_and_kv_write(data<T>(qkv), data<const int64_t>(positions), data<const float>(angles),
                                      data<T>(kv) + layer * kv.stride(1), kv.stride(0), kv.stride(2),
                                      data<const int64_t>(slots), heads, kv_heads, head_dim, begin, end);
@@ -244,7 +264,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
   at::Tensor y = at::empty({x.size(0), x.size(1)}, x.options());
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
-    at::parallel_for(0, x.size(0), row_grain(x.size(1)), [&](int64_t begin, int64_t end) {
+    share(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
       kernels<T>().rms_norm(data<const T>(x), x.stride(0), residual ? data<T>(*residual) : nullptr,
                             residual ? residual->stride(0) : 0, data<const T>(weight), data<T>(y), x.size(1),
                             static_cast<float>(eps), begin, end);
@@ -260,7 +280,7 @@ at::Tensor silu_and_mul(const at::Tensor& gate_up) {
   at::Tensor y = at::empty({gate_up.size(0), width}, gate_up.options());
   by_dtype(gate_up, [&](auto t) {
     using T = decltype(t);
-    at::parallel_for(0, gate_up.size(0), row_grain(width * 4), [&](int64_t begin, int64_t end) {
+    share(gate_up.size(0), width * 4, [&](int64_t begin, int64_t end) {
       kernels<T>().silu_and_mul(data<const T>(gate_up), data<T>(y), width, begin, end);
     });
   });

@@ -16,7 +16,7 @@ struct Bf16 {
 // A linear layer. Weights lie in panels of `panel` output columns, all inputs of a panel one after another.
 template <typename T, typename Out>
 struct Gemm {
-  const T* x;        // [rows, in], row stride x_stride
+  const float* x;    // [rows, in], row stride x_stride
   int64_t x_stride;
   int64_t rows, in, out;
   const T* panels;   // [ceil(out / panel), in, panel]
@@ -85,9 +85,10 @@ struct RowKernels {
   void (*shrink)(const Lora<T>& call, const LoraItem& item);
   void (*expand)(const Lora<T>& call, const LoraItem& item);
   void (*attend)(const Attention<T>& call, const AttentionItem& item, std::vector<float>& scratch);
-  void (*gemm)(const Gemm<T, T>& call, int64_t panel_begin, int64_t panel_end, std::vector<float>& scratch);
-  void (*gemm_wide)(const Gemm<T, float>& call, int64_t panel_begin, int64_t panel_end,
-                    std::vector<float>& scratch);
+  void (*widen)(const T* from, float* to, int64_t count);
+  void (*gemm)(const Gemm<T, T>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
+  void (*gemm_wide)(const Gemm<T, float>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                    int64_t panel_end);
   void (*pack)(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_begin, int64_t panel_end);
 };
 

@@ -99,12 +99,33 @@ TENANTRY_INLINE void store2(T* p, int64_t count, V a, V b) {
   std::memcpy(p, padded, static_cast<size_t>(count) * sizeof(T));
 }
 
+// Halves the blocks of B lanes of a and b by adding their two halves; blocks of a and b alternate in the result.
+template <int B>
+TENANTRY_INLINE V fold(V a, V b) {
+  I low, high;
+  for (int lane = 0; lane < W; ++lane) {
+    const int block = lane / (B / 2);
+    low[lane] = (block % 2) * W + block / 2 * B + lane % (B / 2);
+    high[lane] = low[lane] + B / 2;
+  }
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+// Lane i of the result is the sum of v[i]'s lanes.
+template <int N = W>
+TENANTRY_INLINE V sums(V* v) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    for (int i = 0; i < N / 2; ++i) v[i] = fold<N>(v[i], v[i + N / 2]);
+    return sums<N / 2>(v);
+  }
+}
+
+template <int B = W>
 TENANTRY_INLINE float sum(V v) {
-  float lane[W];
-  store1(lane, v);
-  for (int n = W / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
-  return lane[0];
+  if constexpr (B == 1) return v[0];
+  else return sum<B / 2>(fold<B>(v, v));
 }
 
 // e^x for x <= 88: range reduction and a polynomial (coefficients of Cephes' expf), within 2 ulp; 0 below -87.

@@ -48,7 +48,7 @@ class AdapterReconciler:
         active, known = machine.resume(AdapterStatus.model_validate(adapter.get("status") or {}))
         desired = machine.desired_release(spec)
         objection = bindings.objection(self.world, key, spec)
-        targets = self._targets(key, spec) if objection is None else []
+        targets = self._targets(key, spec)
         if any(self._unseen(pool, replica) for pool, replica in targets):
             return Result(1.0)  # asked within seconds; judging before that would only flap
         elapsed = self._elapsed(key, adapter, desired)

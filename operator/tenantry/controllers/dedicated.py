@@ -25,6 +25,9 @@ from tenantry.runtime.controller import Context
 
 from .world import World
 
+RIGHTS = "the operator's rights in the tenant's namespace take effect"
+"""The API server's authorizer learns of a RoleBinding a moment after it was made."""
+
 
 class Dedicated:
     """Enterprise tenants' own objects."""
@@ -46,7 +49,7 @@ class Dedicated:
         bound = self.world.store.get(ROLE_BINDING, key_of(binding)) is not None
         await ctx.ensure(tenant, [binding])
         if not bound:
-            return "the operator's rights in the tenant's namespace take effect"
+            return RIGHTS
         certificates = await ctx.client.get(
             CONFIG_MAP, Key(config.release_namespace, names.IDENTITY_CONFIGMAP)
         )

@@ -100,4 +100,7 @@ def _spread(world: World, tenant: str, spec: TenantSpec, weight: int, pool: Pool
         if assignment.replicas:
             lanes[lane] = assignment.replicas
         reasons.append(f"{lane.value}: {assignment.reason}")
-    return Placed(weight, lanes, "; ".join(reasons))
+    reason = "; ".join(reasons)
+    if before is not None and before.reason and before.lanes == lanes:
+        reason = before.reason  # why it came there, not that it stayed: nothing is to be written anew
+    return Placed(weight, lanes, reason)

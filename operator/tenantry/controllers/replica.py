@@ -54,7 +54,8 @@ class ReplicaReconciler:
         if pool.spec.lora is None or world.driver is None:
             return DONE
         memory = self._memory.setdefault(key, _Memory())
-        wanted, crowded = _fitting(bindings.wanted_on(world, pool, key.name), pool.spec.lora.max_registered)
+        everything = bindings.wanted_on(world, pool, key.name)
+        wanted, crowded = _fitting(everything, pool.spec.lora.max_registered)
         seen = world.observations.get(key, process)
         peer = world.peer(pool, key.name, ip)
         try:
@@ -70,12 +71,12 @@ class ReplicaReconciler:
         except EngineError as error:
             memory.failures += 1
             self._publish(
-                key, pool, Observation(process, None, Fault("ReplicaUnreachable", str(error))), wanted
+                key, pool, Observation(process, None, Fault("ReplicaUnreachable", str(error))), everything
             )
             return Result(1.0 if memory.failures < 10 else 5.0)
         memory.failures = 0
         faults, pending = await self._fetch(peer, wanted, report)
-        self._publish(key, pool, Observation(process, report, None, {**crowded, **faults}), wanted)
+        self._publish(key, pool, Observation(process, report, None, {**crowded, **faults}), everything)
         waits = [STEADY_SECONDS, *([again_in] if again_in is not None else [])]
         if pending:
             waits.append(PENDING_SECONDS)

@@ -27,11 +27,12 @@ from tenantry.runtime.controller import DONE, Context, Result
 
 from . import bindings, placing, serving
 from .clock import seconds_since
-from .dedicated import Dedicated
+from .dedicated import RIGHTS, Dedicated
 from .placements import NOWHERE, Placement
 from .world import World
 
 AWAIT_SECONDS = 5.0
+RIGHTS_SECONDS = 0.5
 DELETION_SECONDS = 2.0
 DELETION_DEADLINE_SECONDS = 600.0
 FRESH_SECONDS = 30.0
@@ -94,7 +95,9 @@ class TenantReconciler:
         if await ctx.set_status(tenant, status):
             self.world.wake_adapters(self.world.links.adapters_of(name))
         if spec.tier.dedicated:
-            return Result(AWAIT_SECONDS if awaited is not None else None)
+            if awaited is None:
+                return DONE
+            return Result(RIGHTS_SECONDS if awaited == RIGHTS else AWAIT_SECONDS)
         return await self._leave_dedicated(tenant, ctx)
 
     def _assume(self, name: str, placed: placing.Placing) -> None:

@@ -61,7 +61,8 @@ class Watches:
         before, after = _channels(old), _channels(new)
         if before == after and _stalled(old) == _stalled(new) and not _spec_changed(old, new):
             return ()
-        return _tenants({obj["spec"].get("tenantRef") for obj in (old, new) if obj} - {None})
+        users = self.world.links.users_of(key_of(new or old or {}))
+        return _tenants({*users, *({obj["spec"].get("tenantRef") for obj in (old, new) if obj} - {None})})
 
     def node_to_tenants(self, old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
         """Holders of the node, and whoever lacks one."""

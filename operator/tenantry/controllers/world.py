@@ -58,11 +58,16 @@ class Links:
     def __init__(self) -> None:
         self._adapters: dict[str, set[Key]] = {}
         self._routed: dict[Key, set[str]] = {}
+        self._users: dict[Key, set[str]] = {}
         self.short_of_nodes: set[str] = set()
         self.unplaced: set[str] = set()
 
     def adapters_of(self, tenant: str) -> frozenset[Key]:
         return frozenset(self._adapters.get(tenant, ()))
+
+    def users_of(self, adapter: Key) -> frozenset[str]:
+        """Tenants that refer to the adapter, rightly or not."""
+        return frozenset(self._users.get(adapter, ()))
 
     def routed_to(self, replica: Key) -> frozenset[str]:
         """Tenants whose stored route names the replica."""
@@ -82,6 +87,10 @@ class Links:
         """The replicas that the old or the new route names."""
         before, after = routed_replicas(old), routed_replicas(new)
         name = (new or old or {})["metadata"]["name"]
+        for adapter in _references(old):
+            self._users.get(adapter, set()).discard(name)
+        for adapter in _references(new):
+            self._users.setdefault(adapter, set()).add(name)
         for replica in before - after:
             self._routed.get(replica, set()).discard(name)
         for replica in after - before:
@@ -225,6 +234,12 @@ class World:
     def wake_pool(self, pool: str) -> None:
         """For its counts only, so not at once."""
         self.setup.enqueue("pool", Key("", pool), after=2.0)
+
+
+def _references(tenant: Obj | None) -> frozenset[Key]:
+    models = ((tenant or {}).get("spec") or {}).get("models") or []
+    refs = [model.get("adapterRef") for model in models if isinstance(model, dict)]
+    return frozenset(Key(ref["namespace"], ref["name"]) for ref in refs if ref)
 
 
 def dedicated_to(pool: Obj) -> str | None:

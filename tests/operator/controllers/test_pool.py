@@ -1,0 +1,110 @@
+"""AdapterPool on a real API server: made, repaired, rolled, never taken from others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tenantry.cluster import ADAPTER_POOL, POD, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Key
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+pytestmark = pytest.mark.apiserver
+
+
+async def test_a_pool_comes_up_and_its_drift_is_repaired(lab: Lab, until: Any) -> None:
+    await lab.start()
+    await lab.pool("shared")
+    await lab.until(ADAPTER_POOL, "shared", "Ready", "True", "Serving")
+    workload = Key(lab.config.release_namespace, f"{lab.name('shared')}-fast")
+    lane = {"name": "fast", "statefulSet": workload.name, "replicas": 2, "readyReplicas": 2}
+    await until(lambda: field(lab, ADAPTER_POOL, lab.key(ADAPTER_POOL, "shared"), "status", "lanes"), [lane])
+    assert (await lab.get(ADAPTER_POOL, "shared") or {})["status"]["observedGeneration"] == 1
+
+    await lab.client.merge_patch(
+        STATEFUL_SET, workload, {"spec": {"updateStrategy": {"type": "RollingUpdate"}}}
+    )
+    await until(lambda: field(lab, STATEFUL_SET, workload, "spec", "updateStrategy", "type"), "OnDelete")
+    await lab.client.merge_patch(STATEFUL_SET, workload, {"spec": {"replicas": 0}})
+    await until(lambda: field(lab, STATEFUL_SET, workload, "spec", "replicas"), 2)
+    for resource in (SERVICE, POD_DISRUPTION_BUDGET):
+        await lab.remove(resource, workload)
+        await until(lambda r=resource: lab.client.get(r, workload))
+
+
+async def field(lab: Lab, resource: Any, key: Key, *path: str) -> Any:
+    value: Any = await lab.client.get(resource, key)
+    for part in path:
+        value = (value or {}).get(part)
+    return value
+
+
+async def test_an_autoscaler_may_scale_up_and_is_not_fought(lab: Lab, until: Any, apiserver: Any) -> None:
+    await lab.start()
+    await lab.pool("auto")
+    await lab.until(ADAPTER_POOL, "auto", "Ready", "True")
+    workload = Key(lab.config.release_namespace, f"{lab.name('auto')}-fast")
+    apiserver.kubectl("-n", workload.namespace, "scale", "statefulset", workload.name, "--replicas=4")
+    await lab.edit(ADAPTER_POOL, "auto", {"upgrade": {"maxUnavailable": 2}})
+    await until(lambda: field(lab, POD_DISRUPTION_BUDGET, workload, "spec", "maxUnavailable"), 2)
+    assert await field(lab, STATEFUL_SET, workload, "spec", "replicas") == 4
+
+
+async def test_what_belongs_to_others_is_never_taken_over(lab: Lab) -> None:
+    taken = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"{lab.name('mine')}-fast", "namespace": lab.config.release_namespace},
+        "spec": {"ports": [{"port": 80}]},
+    }
+    theirs = await lab.client.create(taken)
+    await lab.start()
+    await lab.pool("mine")
+    stalled = await lab.until(ADAPTER_POOL, "mine", "Stalled", "True", "NameTaken")
+    assert taken["metadata"]["name"] in stalled["message"]
+    after = await lab.client.get(SERVICE, Key(lab.config.release_namespace, taken["metadata"]["name"]))
+    assert after is not None
+    assert after["spec"] == theirs["spec"]
+
+
+async def test_a_new_template_rolls_one_pod_at_a_time_after_draining(lab: Lab, until: Any) -> None:
+    await lab.start()
+    await lab.pool("roll")
+    await lab.until(ADAPTER_POOL, "roll", "Ready", "True")
+    pods = [f"{lab.name('roll')}-fast-{i}" for i in range(2)]
+    old = {
+        pod: await field(lab, POD, Key(lab.config.release_namespace, pod), "metadata", "uid") for pod in pods
+    }
+    engines = dict(lab.fleet.engines)
+    await lab.edit(ADAPTER_POOL, "roll", {"engine": {"maxModelLen": 4096}})
+
+    async def replaced() -> set[str]:
+        now = {
+            pod: await field(lab, POD, Key(lab.config.release_namespace, pod), "metadata", "uid")
+            for pod in pods
+        }
+        draining = [pod for pod in pods if engines[pod].drained and now[pod] == old[pod]]
+        assert len(draining) <= 1, "more than maxUnavailable at once"
+        return {pod for pod in pods if now[pod] not in (old[pod], None)}
+
+    async def all_replaced() -> bool:
+        return await replaced() == set(pods)
+
+    await until(all_replaced)
+    assert all(engines[pod].drained for pod in pods)
+    await lab.until(ADAPTER_POOL, "roll", "Reconciling", "False")
+
+
+async def test_a_removed_lane_leaves_nothing(lab: Lab, until: Any) -> None:
+    await lab.start()
+    await lab.pool("lanes", lanes=[{"name": "fast"}, {"name": "bulk"}])
+    await lab.until(ADAPTER_POOL, "lanes", "Ready", "True")
+    bulk = Key(lab.config.release_namespace, f"{lab.name('lanes')}-bulk")
+    await lab.edit(ADAPTER_POOL, "lanes", {"lanes": [{"name": "fast"}]})
+    for resource in (STATEFUL_SET, SERVICE, POD_DISRUPTION_BUDGET):
+        await until(lambda r=resource: gone(lab, r, bulk))
+
+
+async def gone(lab: Lab, resource: Any, key: Key) -> bool:
+    return await lab.client.get(resource, key) is None

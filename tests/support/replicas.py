@@ -1,0 +1,129 @@
+"""Engine replicas and a fetcher that answer over HTTP as the wire reference says, and fail when a test says so.
+
+The real engine and fetcher are tested in rooms of their own; these exist to inject faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Wire = dict[str, Any]
+
+
+@dataclass
+class Engine:
+    """One replica: what it was told, which bytes it has."""
+
+    limit: int = 1000
+    fence: tuple[int, int] = (0, 0)
+    adapters: dict[str, Wire] = field(default_factory=dict)
+    blobs: set[str] = field(default_factory=set)
+    broken: dict[str, str] = field(default_factory=dict)
+    drained: bool = False
+    down: bool = False
+    declared: list[list[str]] = field(default_factory=list)
+
+    def declare(self, body: Wire) -> web.Response:
+        fence = (body["fence"]["epoch"], body["fence"]["counter"])
+        if fence < self.fence:
+            return error(409, "fenced")
+        if len(body["adapters"]) > self.limit:
+            return error(400, "too_many")
+        wanted = {entry["name"]: entry for entry in body["adapters"]}
+        if any(self.adapters.get(n, entry)["digest"] != entry["digest"] for n, entry in wanted.items()):
+            return error(409, "name_taken")
+        self.fence = fence
+        self.adapters = {name: dict(entry) for name, entry in wanted.items()}
+        self.declared.append(sorted(wanted))
+        return self.report()
+
+    def report(self) -> web.Response:
+        adapters = []
+        for name, entry in sorted(self.adapters.items()):
+            digest = entry["digest"]
+            state = "Registered" if digest in self.blobs else "Missing"
+            reason = self.broken.get(digest, "") if state == "Registered" else ""
+            adapters.append({**entry, "name": name, "state": "Failed" if reason else state, "reason": reason})
+        return web.json_response(
+            {
+                "fence": {"epoch": self.fence[0], "counter": self.fence[1]},
+                "ready": True,
+                "draining": self.drained,
+                "model": {"name": "tiny", "digest": ""},
+                "capacity": {"maxRank": 64, "maxRegistered": self.limit, "slots": 8},
+                "adapters": adapters,
+            }
+        )
+
+
+def error(status: int, code: str) -> web.Response:
+    return web.json_response(
+        {"error": {"message": code, "type": "x", "param": None, "code": code}}, status=status
+    )
+
+
+@dataclass
+class Fleet:
+    """All replicas and the fetcher behind one port: `/<pod>/admin/v1/...` and `/fetcher/v1/transfers`."""
+
+    engines: dict[str, Engine] = field(default_factory=dict)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    held_back: set[str] = field(default_factory=set)
+    ranks: dict[str, int] = field(default_factory=dict)
+    port: int = 0
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_route("*", "/{pod}/admin/v1/{call}", self._admin)
+        app.router.add_post("/fetcher/v1/transfers", self._transfer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        return runner
+
+    def url(self, pod: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{pod}"
+
+    async def _admin(self, request: web.Request) -> web.Response:
+        assert request.headers["authorization"].startswith("Bearer ")
+        engine = self.engines.get(request.match_info["pod"])
+        if engine is None or engine.down:
+            if request.transport is not None:
+                request.transport.abort()
+            await asyncio.sleep(0)
+            return error(503, "down")
+        if request.match_info["call"] == "drain":
+            engine.drained = True
+            return web.json_response({})
+        return engine.declare(await request.json()) if request.method == "PUT" else engine.report()
+
+    async def _transfer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        digest = body["digest"]
+        artifact: Wire = {"state": "Verified", "bytes": 100}
+        if digest in self.held_back:
+            artifact = {"state": "Pulling"}
+        elif digest in self.refused:
+            reason, message = self.refused[digest]
+            artifact = {"state": "Failed", "reason": reason, "message": message}
+        verified = artifact["state"] == "Verified"
+        pushes = []
+        for replica in body["replicas"]:
+            pod = replica["name"].partition("/")[2]
+            if verified and pod in self.engines:
+                self.engines[pod].blobs.add(digest)
+            pushes.append({"name": replica["name"], "state": "Pushed" if verified else "Waiting"})
+        facts = {"rank": self.ranks.get(digest, 8), "baseModel": "tiny", "targetModules": ["q_proj"]}
+        answer = {
+            "digest": digest,
+            "artifact": artifact,
+            "adapter": facts if verified else None,
+            "replicas": pushes,
+        }
+        return web.json_response(answer)

@@ -57,7 +57,7 @@ def remove(nodes: Sequence[Node] = NODES) -> None:
         run("ip", "link", "del", BRIDGE)
     # `ip netns add` mounts this folder onto itself and leaves that behind.
     if NAMESPACES.exists() and not any(NAMESPACES.iterdir()):
-        if NAMESPACES.is_mount():
+        while succeeds("mountpoint", "-q", NAMESPACES):
             run("umount", NAMESPACES)
         NAMESPACES.rmdir()
 

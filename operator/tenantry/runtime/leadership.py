@@ -76,7 +76,12 @@ class Leadership(threading.Thread):
             self.join(timeout=10)
 
     def run(self) -> None:
-        asyncio.run(self._lead())
+        try:
+            asyncio.run(self._lead())
+        except Exception:
+            # nobody renews any more, so nobody may go on as if this process led
+            log.critical("the leadership thread crashed: this process ends", exc_info=True)
+            self._on_lost()
 
     async def _lead(self) -> None:
         client = await Client.connect(

@@ -39,3 +39,8 @@ def namespace(apiserver: ApiServer) -> str:
     manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     apiserver.kubectl("create", "-f", "-", text=json.dumps(manifest))
     return name
+
+
+@pytest.fixture
+def apiserver_kubeconfig(apiserver: ApiServer) -> Path:
+    return Path(apiserver.kubeconfig)

@@ -1,4 +1,4 @@
-"""A whole operator with a test's own controller, as a program: `python program.py KUBECONFIG CONFIG NAMESPACE`.
+"""A whole operator with a test's own controller, as a program: `python program.py KUBECONFIG CONFIG NAMESPACE PORT`.
 
 The controller makes one ConfigMap for each Tenant and reports in its status, with the fence that it was given. A Tenant
 whose prompt says `poison` crashes it.
@@ -35,7 +35,9 @@ class TenantReconciler:
         await ctx.prune(tenant, [CONFIG_MAP], [owned])
         epoch, _ = ctx.fence()
         message = f"{system} by epoch {epoch}"
-        await ctx.set_status(tenant, {"tier": "Free", "conditions": [condition("Ready", True, "Serving", message)]})
+        await ctx.set_status(
+            tenant, {"tier": "Free", "conditions": [condition("Ready", True, "Serving", message)]}
+        )
         return DONE
 
 
@@ -51,4 +53,6 @@ def options(kubeconfig: Path, config: Path, namespace: str, resync: float = 3600
 if __name__ == "__main__":
     logs.configure()
     os.environ["KUBECONFIG"] = sys.argv[1]
-    asyncio.run(operate(options(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]), build))
+    asyncio.run(
+        operate(options(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], port=int(sys.argv[4])), build)
+    )

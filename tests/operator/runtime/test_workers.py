@@ -1,0 +1,132 @@
+"""Workers: deadlines, crashes, retries; one broken key stops no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tenantry.cluster import Conflict, Key
+from tenantry.runtime import metrics
+from tenantry.runtime.controller import DONE, Context, Controller, Result, Setup
+from tenantry.runtime.hub import Hub
+from tenantry.runtime.store import Store
+from tenantry.runtime.workers import Workers
+
+
+class Scripted:
+    """Does what the script of a key says at its n-th call; DONE afterwards."""
+
+    def __init__(self, scripts: dict[str, list[Callable[[], Awaitable[Result]]]]) -> None:
+        self.scripts = scripts
+        self.calls: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        self.together = 0
+        self.changed = asyncio.Condition()
+
+    async def reconcile(self, key: Key, ctx: Context) -> Result:
+        self.running[key.name] += 1
+        self.together = max(self.together, self.running[key.name])
+        call = self.calls[key.name]
+        self.calls[key.name] += 1
+        try:
+            script = self.scripts.get(key.name, [])
+            return await script[call]() if call < len(script) else DONE
+        finally:
+            self.running[key.name] -= 1
+            async with self.changed:
+                self.changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+
+@contextlib.asynccontextmanager
+async def running(name: str, reconciler: Scripted, deadline: float = 5.0) -> AsyncIterator[Hub]:
+    hub = Hub(Store(), [Controller(name, reconciler, workers=3, deadline_seconds=deadline)])
+    setup = SimpleNamespace(client=None, store=hub.store, config=SimpleNamespace(workers=2))
+    task = asyncio.create_task(Workers(hub, cast(Setup, setup)).run())
+    try:
+        yield hub
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def raising(error: Exception) -> Callable[[], Awaitable[Result]]:
+    async def fail() -> Result:
+        raise error
+
+    return fail
+
+
+def counted(metric: Any, *labels: str) -> float:
+    return float(metric.labels(*labels)._value.get())
+
+
+async def test_a_poisoned_object_stops_no_other_and_is_tried_again() -> None:
+    reconciler = Scripted({"poison": [raising(RuntimeError("boom"))] * 3})
+    async with running("poisoned", reconciler) as hub:
+        for name in ("poison", "a", "b", "c"):
+            hub.enqueue("poisoned", Key("", name))
+        await reconciler.until(lambda: all(reconciler.calls[name] for name in "abc"))
+        await reconciler.until(lambda: reconciler.calls["poison"] == 4)
+    assert counted(metrics.RECONCILE_ERRORS, "poisoned") == 3
+    assert counted(metrics.RECONCILES, "poisoned", "success") == 4
+
+
+async def test_a_reconcile_that_hangs_is_cut_at_its_deadline() -> None:
+    async def hang() -> Result:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    reconciler = Scripted({"hung": [hang]})
+    async with running("hanging", reconciler, deadline=0.05) as hub:
+        hub.enqueue("hanging", Key("", "hung"))
+        await reconciler.until(lambda: reconciler.calls["hung"] == 2)
+    assert counted(metrics.RECONCILE_TIMEOUTS, "hanging") == 1
+
+
+async def test_a_world_that_moved_on_is_no_error() -> None:
+    reconciler = Scripted({"moved": [raising(Conflict(409, "Conflict", "changed"))]})
+    async with running("moving", reconciler) as hub:
+        hub.enqueue("moving", Key("", "moved"))
+        await reconciler.until(lambda: reconciler.calls["moved"] == 2)
+    assert counted(metrics.RECONCILE_ERRORS, "moving") == 0
+    assert counted(metrics.RECONCILES, "moving", "requeue") == 1
+
+
+async def test_a_result_may_ask_to_look_again() -> None:
+    async def later() -> Result:
+        return Result(requeue_after=0.01)
+
+    reconciler = Scripted({"again": [later, later]})
+    async with running("again", reconciler) as hub:
+        hub.enqueue("again", Key("", "again"))
+        await reconciler.until(lambda: reconciler.calls["again"] == 3)
+
+
+async def test_a_change_during_a_reconcile_is_seen_by_another_one_after_it() -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Result:
+        started.set()
+        await go.wait()
+        return DONE
+
+    reconciler = Scripted({"busy": [slow]})
+    async with running("busy", reconciler) as hub:
+        hub.enqueue("busy", Key("", "busy"))
+        await started.wait()
+        for _ in range(5):
+            hub.enqueue("busy", Key("", "busy"))
+        await asyncio.sleep(0)
+        assert reconciler.calls["busy"] == 1
+        go.set()
+        await reconciler.until(lambda: reconciler.calls["busy"] == 2)
+    assert reconciler.together == 1
+    assert reconciler.calls["busy"] == 2

@@ -109,3 +109,37 @@ def cost(
     from .cost import run
 
     typer.echo(run(tenants, fleet, idle, topology, output.value), nl=False)
+
+
+@app.command()
+def plan(
+    file: Annotated[Path, typer.Option("--file", "-f", help="YAML with Tenants, AdapterPools, Adapters.")],
+    config: Annotated[
+        Path | None, typer.Option(help="The operator's configuration file; needed for Tenants.")
+    ] = None,
+) -> None:
+    """Print what the operator would apply for a file. Needs no cluster."""
+    from .plan import run
+
+    typer.echo(run(file, config), nl=False)
+
+
+Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the Tenant.")]
+
+
+@app.command()
+def status(tenant: Tenant) -> None:
+    """Show where a tenant runs, what it serves and what is guaranteed. Reads the cluster of KUBECONFIG."""
+    from .status import Cluster, status
+
+    typer.echo(status(Cluster(), tenant), nl=False)
+
+
+@app.command()
+def why(tenant: Tenant) -> None:
+    """Say what keeps a tenant from being served, down to its pools and adapters. Exit code 1 when something does."""
+    from .status import Cluster, why
+
+    text, troubled = why(Cluster(), tenant)
+    typer.echo(text, nl=False)
+    raise typer.Exit(1 if troubled else 0)

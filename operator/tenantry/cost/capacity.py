@@ -16,7 +16,7 @@ from .inputs import Fleet, Rates, TenantTraffic
 
 RARE = math.log(1000)
 # The same for every set, so that peaks compare; from bursts of a thousand replicas to those of a millionth.
-GRID = tuple(2.0 ** (k / 4) for k in range(-48, 81))
+GRID: tuple[float, ...] = tuple(math.pow(2, k / 4) for k in range(-48, 81))
 
 
 @dataclass(frozen=True)

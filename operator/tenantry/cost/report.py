@@ -13,13 +13,12 @@ from .bill import Bill, Topology, bill_of
 from .crossover import Crossover, crossover
 from .inputs import Fleet, TenantTraffic
 
-
 MOST_CROSSOVERS = 20
 
 
 @dataclass(frozen=True)
 class Report:
-    """`shares` are those of the chosen topology, pool by pool, and sum to its bill. `crossovers`: of the tenants with most traffic."""
+    """`shares`: of the chosen topology, pool by pool; they sum to its bill. `crossovers`: of the busiest tenants."""
 
     fleet: Fleet
     policy: IdlePolicy

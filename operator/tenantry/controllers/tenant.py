@@ -62,7 +62,8 @@ class TenantReconciler:
             return await self._finalize(tenant, ctx)
         try:
             spec = self.world.tenant_spec(tenant)
-            ranges = cluster_ranges(self.world.store.list(NODE), ctx.config.protected_cidrs)
+            nodes = self.world.store.list(NODE) if spec.tier.dedicated else []
+            ranges = cluster_ranges(nodes, ctx.config.protected_cidrs)
             problems = tenant_problems(key.name, spec, ctx.config, ranges)
             if problems:
                 raise SpecError(problems)

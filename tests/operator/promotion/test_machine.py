@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -111,6 +112,16 @@ def test_engine_faults_name_the_replica() -> None:
 def test_spec_faults_never_reach_a_replica() -> None:
     decision = machine.step(inputs(objection=Fault("RankTooLarge", "rank 64 above 16")))
     assert (decision.reason, [r.version for r in decision.declare]) == ("RankTooLarge", ["1.0.0"])
+
+
+@pytest.mark.parametrize("reason", ["NotBound", "NotAllowed", "TenantNotFound"])
+def test_withdrawn_consent_serves_nothing_and_a_rebinding_starts_anew(reason: str) -> None:
+    withdrawn = machine.step(inputs(objection=Fault(reason, "")))
+    assert (withdrawn.phase, withdrawn.active, withdrawn.declare) == (Phase.STALLED, None, ())
+    again = machine.step(
+        inputs(active=withdrawn.active, known=withdrawn.known, desired_on=views(Held.MISSING))
+    )
+    assert (again.phase, again.active) == (Phase.LOAD, None)
 
 
 def test_same_version_with_other_bytes_is_refused() -> None:

@@ -14,4 +14,5 @@ for name in KUBEMARK NODE_KUBECONFIG; do
   mount --bind "${!name}" "/run/$name"
 done
 mount --bind "$FOLDER/tmp" /tmp
-exec /run/KUBEMARK --kubeconfig=/run/NODE_KUBECONFIG "$@"
+# It shares the machine's network, and a kubelet that finds iptables puts its own rules there.
+PATH=/nonexistent exec /run/KUBEMARK --kubeconfig=/run/NODE_KUBECONFIG "$@"

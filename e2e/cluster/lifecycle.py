@@ -105,6 +105,9 @@ def down() -> None:
     packages.require_machine()
     with _lock():
         clear()
+        remains = left()
+    if remains:
+        raise ClusterError("not all of the cluster is gone:\n" + "\n".join(remains))
     say("nothing of the cluster is left")
 
 

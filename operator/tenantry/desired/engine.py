@@ -90,6 +90,7 @@ def arguments(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> list[str]:
         *("--model-name", spec.base_model.name),
         *("--audience", facts.uid),
         *("--identity-dir", IDENTITY_DIR),
+        *("--host", "0.0.0.0"),  # noqa: S104  (the pod's network namespace; policies and identities guard it)
         *("--port", str(names.ENGINE_PORT)),
         *("--admin-port", str(names.ENGINE_ADMIN_PORT)),
         *("--data-dir", DATA_DIR),

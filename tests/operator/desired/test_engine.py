@@ -93,6 +93,17 @@ def test_a_pool_without_lora_says_so_to_the_engine(pool_wire: dict[str, Any]) ->
     assert "--max-rank" not in args
 
 
+def test_the_engine_understands_every_argument(pool_spec: AdapterPoolSpec) -> None:
+    from tenantry_engine.main import parser, read_config
+
+    options = parser().parse_args(engine.arguments(pool_spec, facts(), pool_spec.lanes[0]))
+    config = read_config(options)
+    assert options.host == "0.0.0.0"
+    assert (config.slots, config.pool_bytes, config.model_name) == (8, 67108864, "tiny")
+    assert config.lora is not None
+    assert (config.lora.max_rank, config.lora.target_modules) == (16, ("q_proj", "v_proj"))
+
+
 def test_a_model_on_a_claim_is_mounted_read_only(pool_wire: dict[str, Any]) -> None:
     pool_wire["baseModel"]["source"] = {"pvc": {"claimName": "weights", "path": "llama/8b"}}
     pool_wire["baseModel"]["digest"] = "sha256:" + "a" * 64

@@ -33,7 +33,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
     if backend.of(weight) == "cpu" and not _fast_in_torch(weight):
         from tenantry_kernels.cpu import ops
 
-        return PackedWeight(in_features, out_features, ops.pack(weight), bias.float() if bias is not None else None, True)
+        return PackedWeight(
+            in_features, out_features, ops.pack(weight), bias.float() if bias is not None else None, True
+        )
     return PackedWeight(in_features, out_features, weight, bias, False)
 
 

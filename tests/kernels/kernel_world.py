@@ -33,7 +33,9 @@ class World:
     def kv(self) -> Tensor:
         return KV.view(self.pool)
 
-    def expected(self, x: Tensor, out: Tensor, runs: list[tuple[int | None, int]], layer: int, modules: Sequence[int]) -> Tensor:
+    def expected(
+        self, x: Tensor, out: Tensor, runs: list[tuple[int | None, int]], layer: int, modules: Sequence[int]
+    ) -> Tensor:
         """PEFT's formula on dense float64 weights: the oracle of every apply_lora."""
         result, row = out.double(), 0
         for which, count in runs:
@@ -43,13 +45,21 @@ class World:
                 if which is not None and (layer, module) in self.dense[which]:
                     a, b, scale = self.dense[which][layer, module]
                     wide = x[row : row + count].double()
-                    result[row : row + count, column : column + width] += scale * (wide @ a.double().t() @ b.double().t())
+                    result[row : row + count, column : column + width] += scale * (
+                        wide @ a.double().t() @ b.double().t()
+                    )
                 column += width
             row += count
         return result
 
 
-def make_world(ranks: Sequence[int | Callable[[int, int], int]], dtype: torch.dtype, seed: int = 0, spare: int = 24, device: str = "cpu") -> World:
+def make_world(
+    ranks: Sequence[int | Callable[[int, int], int]],
+    dtype: torch.dtype,
+    seed: int = 0,
+    spare: int = 24,
+    device: str = "cpu",
+) -> World:
     """ranks: one entry per adapter, a number for all modules or a function (layer, module) -> rank."""
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -26,7 +26,9 @@ class Sequences:
         for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
             pages, order = order[:count], order[count:]
             self.tables[b, :count] = torch.tensor(pages, dtype=torch.int32)
-            k, v = (torch.randn(length, shape.kv_heads, shape.head_dim).to(dtype).to(device) for _ in range(2))
+            k, v = (
+                torch.randn(length, shape.kv_heads, shape.head_dim).to(dtype).to(device) for _ in range(2)
+            )
             slots = torch.tensor([pages[t // 16] * 16 + t % 16 for t in range(length)], device=device)
             kv_write(k, v, shape.view(self.pool), 1, slots)
             self.q.append(torch.randn(length, heads, shape.head_dim).to(dtype).to(device))
@@ -61,12 +63,21 @@ MIXED = [(0, 1), (14, 15), (0, 16), (16, 17), (31, 32), (10, 33), (69, 70), (40,
 @DTYPES
 @pytest.mark.parametrize(
     ("shape", "heads"),
-    [(KV, HEADS), (KvShape(2, 1, 64), 4), (KvShape(2, 3, 64), 9), (KvShape(2, 2, 80), 2), (KvShape(2, 1, 128), 8), (KvShape(2, 2, 24), 4)],
+    [
+        (KV, HEADS),
+        (KvShape(2, 1, 64), 4),
+        (KvShape(2, 3, 64), 9),
+        (KvShape(2, 2, 80), 2),
+        (KvShape(2, 1, 128), 8),
+        (KvShape(2, 2, 24), 4),
+    ],
     ids=lambda v: f"{v.kv_heads}x{v.head_dim}" if isinstance(v, KvShape) else str(v),
 )
 def test_mixed_batch_equals_dense_softmax(dtype, shape, heads) -> None:
     s = Sequences(LENGTHS, dtype, shape, heads)
-    torch.testing.assert_close(s.run(MIXED).double(), s.expected(MIXED), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        s.run(MIXED).double(), s.expected(MIXED), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @DTYPES

@@ -26,7 +26,11 @@ def close(got, expected):
 @pytest.mark.parametrize("width", [96, 100, 576, 7])
 def test_rms_norm(dtype, width) -> None:
     torch.manual_seed(0)
-    x, weight, residual = torch.randn(9, width).to(dtype), torch.randn(width).to(dtype), torch.randn(9, width).to(dtype)
+    x, weight, residual = (
+        torch.randn(9, width).to(dtype),
+        torch.randn(width).to(dtype),
+        torch.randn(9, width).to(dtype),
+    )
     close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
     kept, expected = residual.clone(), residual.clone()
     got = rms_norm(x, weight, 1e-5, kept)
@@ -100,7 +104,11 @@ def test_unknown_rope_scaling_is_refused() -> None:
 @pytest.mark.parametrize(("out", "width"), [(96, 96), (100, 50), (1, 7), (257, 130)])
 def test_linear(dtype, out, width) -> None:
     torch.manual_seed(0)
-    weight, bias, x = torch.randn(out, width).to(dtype), torch.randn(out).to(dtype), torch.randn(101, width).to(dtype)
+    weight, bias, x = (
+        torch.randn(out, width).to(dtype),
+        torch.randn(out).to(dtype),
+        torch.randn(101, width).to(dtype),
+    )
     packed = pack_linear(weight, bias)
     expected = x.double() @ weight.double().t() + bias.double()
     got = linear(x, packed, torch.float32)

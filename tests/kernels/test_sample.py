@@ -70,14 +70,23 @@ def test_a_row_depends_on_its_seed_and_step_alone() -> None:
 def test_mixed_greedy_and_drawn_rows() -> None:
     logits = LOGITS.expand(64, 5).contiguous()
     temperature = torch.tensor([0.0, 1.0]).repeat(32)
-    args = (torch.zeros(64, dtype=torch.int64), torch.ones(64), torch.zeros(64), torch.arange(64), torch.zeros(64))
+    args = (
+        torch.zeros(64, dtype=torch.int64),
+        torch.ones(64),
+        torch.zeros(64),
+        torch.arange(64),
+        torch.zeros(64),
+    )
     ids = sample(logits, temperature, *args)
     assert (ids[::2] == 0).all()
     assert len(set(ids[1::2].tolist())) > 1
 
 
 def test_uniform_is_uniform_over_seeds_and_over_steps() -> None:
-    for seeds, steps in ((torch.arange(50000), torch.zeros(50000)), (torch.zeros(50000), torch.arange(50000))):
+    for seeds, steps in (
+        (torch.arange(50000), torch.zeros(50000)),
+        (torch.zeros(50000), torch.arange(50000)),
+    ):
         values = uniform(seeds, steps)
         assert values.min() >= 0
         assert values.max() < 1

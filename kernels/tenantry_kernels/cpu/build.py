@@ -34,7 +34,9 @@ def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path
     """Compile and link; raises CalledProcessError with the compiler's words on stderr, FileNotFoundError without one."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise FileNotFoundError("a C++ compiler must be installed (g++, or $CXX): the torch reference serves without")
+        raise FileNotFoundError(
+            "a C++ compiler must be installed (g++, or $CXX): the torch reference serves without"
+        )
     common = (*_COMMON, *(("-g", "-fsanitize=address,undefined") if sanitize else ()))
     x86 = platform.machine() in ("x86_64", "AMD64")
     isas = _ISAS if x86 else {"generic": ()}
@@ -42,18 +44,47 @@ def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     with tempfile.TemporaryDirectory() as folder:
         commands = [
-            [compiler, *common, *flags, f"-DTENANTRY_ISA={name}", "-c", _HERE / "kernels.cpp", "-o", f"{folder}/{name}.o"]
+            [
+                compiler,
+                *common,
+                *flags,
+                f"-DTENANTRY_ISA={name}",
+                "-c",
+                _HERE / "kernels.cpp",
+                "-o",
+                f"{folder}/{name}.o",
+            ]
             for name, flags in isas.items()
         ]
         includes = [f"-isystem{path}" for path in include_paths()]
         only = [] if x86 else ["-DTENANTRY_GENERIC_ONLY"]
-        bindings = [compiler, *common, abi, *only, *includes, "-c", _HERE / "ops.cpp", "-o", f"{folder}/ops.o"]
+        bindings = [
+            compiler,
+            *common,
+            abi,
+            *only,
+            *includes,
+            "-c",
+            _HERE / "ops.cpp",
+            "-o",
+            f"{folder}/ops.o",
+        ]
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda command: subprocess.run(command, check=True), [bindings, *commands]))
         objects = [f"{folder}/{name}.o" for name in (*isas, "ops")]
         made = target.with_suffix(".tmp")
         subprocess.run(
-            [compiler, *common, "-shared", *objects, f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", "-o", made],
+            [
+                compiler,
+                *common,
+                "-shared",
+                *objects,
+                f"-L{torch_dir / 'lib'}",
+                "-ltorch_cpu",
+                "-lc10",
+                "-o",
+                made,
+            ],
             check=True,
         )
         made.replace(target)  # a process that has the old library loaded keeps it

@@ -1,0 +1,142 @@
+"""Triton's kernels against the references: natively on a GPU, else by Triton's interpreter on the CPU.
+
+bf16 counts on a GPU only (the interpreter's bf16 dot is wrong); fp32 and fp16 run everywhere, over pairs of cases.
+"""
+
+import pytest
+import torch
+from kernel_world import HEAD_DIM, HEADS, KV, KV_HEADS, LORA, TOLERANCE, make_world
+from tenantry_kernels import (
+    GATE_UP,
+    QKV,
+    Module,
+    SegmentBuilder,
+    rope_table,
+    triton_lora,
+    triton_norm_rope,
+)
+from tenantry_kernels import activation as activation_module
+from tenantry_kernels import attention as attention_module
+from tenantry_kernels import norm_rope as norm_module
+from test_attention import LENGTHS, MIXED, SCALE, Sequences
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])], ids=str
+)
+
+
+def lora_equal(world, runs, modules, dtype, layer=1):
+    torch.manual_seed(1)
+    tokens = sum(n for _, n in runs)
+    x = torch.randn(tokens, LORA.in_features[modules[0]]).to(dtype).to(DEVICE)
+    out = torch.randn(tokens, sum(LORA.out_features[m] for m in modules)).to(dtype).to(DEVICE)
+    segments = SegmentBuilder(LORA, DEVICE).build(
+        [(None if w is None else world.adapters[w], n) for w, n in runs]
+    )
+    expected = world.expected(x, out, runs, layer, modules)
+    got = triton_lora.apply_lora(x, out.clone(), world.pool, segments, layer, modules)
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    row = 0
+    for which, count in runs:
+        if which is None:
+            assert torch.equal(got[row : row + count], out[row : row + count])
+        row += count
+
+
+# pairs of (rank, batch, slices): each rank kind with each batch kind once, slices and dtypes in turn
+RANKS = {"1": [1], "odd": [3, 33], "8": [8, 8, 8], "100": [100, 5], "mixed": [1, 64, 7, 16]}
+BATCHES = {
+    "one_token": lambda n: [(i, 1) for i in range(n)],
+    "base_rows": lambda n: [(None, 2), *((i, 2) for i in range(n)), (None, 1)],
+    "long_and_empty": lambda n: [(0, 37), *((i, 0) for i in range(1, n)), (n - 1, 1)],
+}
+CALLS = (QKV, (Module.O,), GATE_UP, (Module.DOWN,))
+GRID = [
+    pytest.param(
+        ranks, batch, CALLS[(i + j) % 4], (torch.float32, torch.float16)[(i * 3 + j) % 2], id=f"{r}-{b}"
+    )
+    for i, (r, ranks) in enumerate(RANKS.items())
+    for j, (b, batch) in enumerate(BATCHES.items())
+]
+
+
+@pytest.mark.parametrize(("ranks", "batch", "modules", "dtype"), GRID)
+def test_lora(ranks, batch, modules, dtype) -> None:
+    lora_equal(make_world(ranks, dtype, device=DEVICE), batch(len(ranks)), modules, dtype)
+
+
+@DTYPES
+def test_lora_partial_modules_and_many_adapters(dtype) -> None:
+    world = make_world([lambda layer, m: 0 if m % 2 else 4, *([2] * 15)], dtype, device=DEVICE)
+    lora_equal(world, [(i, 1) for i in range(16)], QKV, dtype)
+
+
+def test_lora_split_over_the_input(monkeypatch) -> None:
+    """A wide input is split over programs; the partials add up (the small model's inputs are not wide enough)."""
+    world = make_world([8, 3], torch.float32, device=DEVICE)
+    monkeypatch.setattr(triton_lora, "_SPLIT_WIDTH", 48)
+    lora_equal(world, [(0, 3), (None, 1), (1, 2)], (Module.DOWN,), torch.float32)
+
+
+def test_lora_refuses_modules_that_do_not_follow_one_another() -> None:
+    world = make_world([2], torch.float32, device=DEVICE)
+    with pytest.raises(ValueError, match="`modules` must be"):
+        lora_equal(world, [(0, 1)], (Module.Q, Module.V), torch.float32)
+
+
+@DTYPES
+def test_attention_mixed_batch(dtype, monkeypatch) -> None:
+    s = Sequences(LENGTHS, dtype, device=DEVICE)
+    monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
+    got = s.run(MIXED)
+    torch.testing.assert_close(got.double(), s.expected(MIXED), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_attention_decode_and_sequences_without_rows(monkeypatch) -> None:
+    s = Sequences([19, 5, 33], torch.float32, device=DEVICE)
+    monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
+    for spans in ([(18, 19), (4, 5), (32, 33)], [(18, 19), (3, 3), (32, 33)], [(0, 0), (0, 5), (0, 0)]):
+        torch.testing.assert_close(s.run(spans).double(), s.expected(spans), atol=2e-5, rtol=2e-5)
+
+
+def test_nan_behind_the_context_does_no_harm(monkeypatch) -> None:
+    s = Sequences([19, 5], torch.float32, device=DEVICE)
+    monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
+    assert torch.isfinite(s.run([(18, 19), (0, 5)])).all()
+    assert SCALE == HEAD_DIM**-0.5
+
+
+@DTYPES
+def test_rows(dtype) -> None:
+    torch.manual_seed(0)
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    x, weight, residual = (torch.randn(*size).to(dtype).to(DEVICE) for size in ((3, 100), (100,), (3, 100)))
+    torch.testing.assert_close(
+        triton_norm_rope.rms_norm(x, weight, 1e-5, None),
+        norm_module.rms_norm_reference(x, weight, 1e-5),
+        **tolerance,
+    )
+    mine, theirs = residual.clone(), residual.clone()
+    got = triton_norm_rope.rms_norm(x, weight, 1e-5, mine)
+    torch.testing.assert_close(got, norm_module.rms_norm_reference(x, weight, 1e-5, theirs), **tolerance)
+    assert torch.equal(mine, theirs)
+    gate_up = torch.randn(3, 300).to(dtype).to(DEVICE)
+    torch.testing.assert_close(
+        triton_norm_rope.silu_and_mul(gate_up), activation_module.reference(gate_up), **tolerance
+    )
+    qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype).to(DEVICE)
+    positions, slots = (
+        torch.tensor([0, 7, 300, 1], device=DEVICE),
+        torch.tensor([16, 31, 47, -1], device=DEVICE),
+    )
+    table = rope_table(HEAD_DIM, 512, 10000.0, device=DEVICE)
+    pools = [torch.full((4, KV.page_elems), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)]
+    mine, theirs = qkv.clone(), qkv.clone()
+    q = triton_norm_rope.rope_and_kv_write(mine, positions, table, KV.view(pools[0]), 1, slots, HEADS)
+    expected = norm_module.rope_and_kv_write_reference(
+        theirs, positions, table, KV.view(pools[1]), 1, slots, HEADS
+    )
+    torch.testing.assert_close(q, expected, **tolerance)
+    torch.testing.assert_close(mine, theirs, **tolerance)
+    torch.testing.assert_close(pools[0], pools[1], equal_nan=True, **tolerance)

@@ -76,7 +76,4 @@ def version_of(target: str, version: str | None) -> str:
 
 def version_entry(adapter: LocalAdapter, source: str, version: str) -> str:
     """YAML of one item of `spec.versions`."""
-    quoted = f'"{version}"' if re.fullmatch(r"[0-9.]+", version) else version
-    return (
-        f"- version: {quoted}\n  digest: {adapter.digest}\n  source: {source}\n  rank: {adapter.facts.rank}\n"
-    )
+    return f"- version: {version}\n  digest: {adapter.digest}\n  source: {source}\n  rank: {adapter.facts.rank}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,8 @@ def promote_text(text: str, namespace: str, name: str, version: str) -> tuple[st
         if _child(channel, "name").value == "stable":
             old = _child(channel, "version")
             start, end = old.start_mark.index, old.end_mark.index
-            quote = '"' if re.fullmatch(r"[0-9.]+", version) else ""
-            style = old.style if old.style in ("'", '"') else quote
+            # A SemVer has two dots, so that plain YAML reads a text, too: the style stays as it was.
+            style = old.style if old.style in ("'", '"') else ""
             if old.value == version:
                 return text, version
             return f"{text[:start]}{style}{version}{style}{text[end:]}", str(old.value)

@@ -124,7 +124,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             )
         if origin not in self._pools:
             address = await self._resolve(origin)
-            # System trust store; SSL_CERT_FILE adds a private authority.
+            # The system's trust store, or the one that SSL_CERT_FILE names.
             context = ssl.create_default_context()
             self._pools[origin] = (
                 address,

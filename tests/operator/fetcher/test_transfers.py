@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,9 @@ import pytest
 import yaml
 from tenantry.api import names
 from tenantry.api.identity import Signer
+from tenantry.cli.adapters import parse_target
+from tenantry.cli.errors import CliError
+from tenantry.cli.registry import push_adapter
 from tenantry.engines import (
     ArtifactState,
     EngineError,
@@ -25,7 +29,7 @@ from tenantry.engines import (
 from tenantry.engines.http import new_client
 from tenantry.fetcher.main import build, main, parser
 
-from .conftest import adapter, free_port, wait_for
+from .conftest import Answer, adapter, free_port, sha256, wait_for
 
 
 def arguments(identities: Any, tmp_path: Path) -> list[str]:
@@ -212,3 +216,52 @@ async def test_an_unreachable_fetcher_is_told_so(identities: Any, client: httpx.
             "sha256:" + "0" * 64, "x"
         )
     assert caught.value.code == "unreachable"
+
+
+def test_a_tag_does_not_move_unasked(registry: str, tmp_path: Path) -> None:
+    target = parse_target(f"oci://{registry}/acme/fixed:1.0.0")
+    one, two = adapter(fill=1).write(tmp_path / "one"), adapter(fill=2).write(tmp_path / "two")
+    first = push_adapter(one, target, plain_http=True, force=False)
+    assert push_adapter(one, target, plain_http=True, force=False) == first
+    with pytest.raises(CliError, match="another artifact already"):
+        push_adapter(two, target, plain_http=True, force=False)
+    assert push_adapter(two, target, plain_http=True, force=True) != first
+
+
+async def test_pushing_with_docker_credentials(
+    scripted: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token server gets the credentials; the registry gets the token; a storage host gets neither."""
+    server, storage = await scripted(), await scripted()
+    (tmp_path / "docker").mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    (tmp_path / "docker" / "config.json").write_text(
+        json.dumps({"auths": {server.origin: {"auth": "dXNlcjpwYXNz"}}})
+    )
+    challenge = f'Bearer realm="http://{server.origin}/token",service="reg"'
+    server.routes["/token"] = lambda headers: (
+        Answer(body=b'{"token": "t"}')
+        if headers.get("authorization") == "Basic dXNlcjpwYXNz"
+        else Answer(403)
+    )
+
+    def guarded(answer: Answer) -> Callable[[dict[str, str]], Answer]:
+        denied = Answer(401, {"www-authenticate": challenge})
+        return lambda headers: answer if headers.get("authorization") == "Bearer t" else denied
+
+    files = adapter()
+    storage.routes["/upload"] = Answer(201)
+    server.routes["/v2/a/b/blobs/uploads/"] = guarded(
+        Answer(202, {"location": f"http://{storage.origin}/upload"})
+    )
+    for raw in (files.config, files.weights, b"{}"):
+        server.routes[f"/v2/a/b/blobs/{sha256(raw)}"] = guarded(Answer(404))
+    server.routes["/v2/a/b/manifests/1.0.0"] = guarded(Answer(201))
+    folder = files.write(tmp_path / "tone")
+    target = parse_target(f"oci://{server.origin}/a/b:1.0.0")
+    await asyncio.to_thread(push_adapter, folder, target, plain_http=True, force=False)
+    assert [path.partition("?")[0] for path, _ in storage.asked] == ["/upload"] * 3
+    assert not any("authorization" in headers for _, headers in storage.asked)
+    tokens = [path for path, _ in server.asked if path.startswith("/token")]
+    assert tokens == ["/token?scope=repository%3Aa%2Fb%3Apull%2Cpush&service=reg"]

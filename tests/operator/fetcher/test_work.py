@@ -97,6 +97,41 @@ async def test_a_registry_that_was_down_is_asked_again_after_the_back_off(
     assert (await room.settle(files.digest, source)).artifact.state is ArtifactState.VERIFIED
 
 
+@pytest.mark.parametrize("broken", range(3))
+@pytest.mark.parametrize("fault", [Answer(500), Answer(429), Answer(body=b"x", length=99), Answer(404)])
+async def test_a_fault_at_any_request_heals(
+    room: Room, server: Scripted, engine: Engine, replica: Replica, broken: int, fault: Answer
+) -> None:
+    files = adapter()
+    source = server.serve(files)
+    path = list(server.routes)[broken]
+    good = server.routes[path]
+    server.routes[path] = fault
+    failed = await room.settle(files.digest, source, replica)
+    assert failed.artifact.state is ArtifactState.FAILED
+    assert failed.artifact.message
+    assert failed.adapter is None
+    assert failed.replicas[0].state is PushState.WAITING
+    server.routes[path] = good
+    room.clock.now += 3
+    assert (await room.settle(files.digest, source, replica)).replicas[0].state is PushState.PUSHED
+    assert engine.blobs == {files.digest: files.blob}
+
+
+async def test_many_adapters_at_once_all_arrive(
+    room: Room, server: Scripted, engine: Engine, replica: Replica
+) -> None:
+    asked: list[tuple[str, str]] = []
+    for fill in range(20):
+        files = adapter(fill=fill)
+        server.serve(files)
+        path = f"/v2/acme/tone/manifests/{fill}.1.0"
+        server.routes[path] = server.routes["/v2/acme/tone/manifests/1.0.0"]
+        asked.append((files.digest, f"oci://{server.origin}/acme/tone:{fill}.1.0"))
+    await asyncio.gather(*(room.settle(digest, source, replica) for digest, source in asked))
+    assert set(engine.blobs) == {digest for digest, _ in asked}
+
+
 async def test_the_back_off_grows_and_is_forgotten_on_success(room: Room, server: Scripted) -> None:
     files = adapter()
     source = f"oci://{server.origin}/acme/tone:1.0.0"

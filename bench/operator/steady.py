@@ -263,7 +263,8 @@ class BareWatch:
         self.changed = asyncio.Condition()
 
     async def run(self, kubeconfig: Path) -> None:
-        async with ApiClient(await load_configuration(kubeconfig)) as api, Watch() as watch:
+        new_watch: Any = Watch
+        async with ApiClient(await load_configuration(kubeconfig)) as api, new_watch() as watch:
             listing = CustomObjectsApi(api).list_cluster_custom_object
             stream = watch.stream(listing, TENANT.group, TENANT.version, TENANT.plural)
             async for event in stream:

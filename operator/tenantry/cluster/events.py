@@ -52,6 +52,7 @@ class Recorder:
         self._now = now
         self._known: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
         self._queue: asyncio.Queue[tuple[tuple[str, ...], Obj]] = asyncio.Queue(_QUEUE_LIMIT)
+        self._unwritten = 0
 
     def event(
         self,
@@ -89,8 +90,13 @@ class Recorder:
         identity = (str(metadata.get("uid", "")), type, reason, action)
         try:
             self._queue.put_nowait((identity, event))
+            self._unwritten += 1
         except asyncio.QueueFull:
             log.warning("event dropped: the queue is full", extra={"reason": reason})
+
+    def idle(self) -> bool:
+        """Whether all that was recorded is written."""
+        return self._unwritten == 0
 
     async def run(self) -> None:
         """Write what was recorded."""
@@ -100,6 +106,8 @@ class Recorder:
                 await self._write(identity, event)
             except ApiError as error:
                 log.warning("event not written: %s", error)
+            finally:
+                self._unwritten -= 1
 
     async def _write(self, identity: tuple[str, ...], event: Obj) -> None:
         now = self._now().timestamp()

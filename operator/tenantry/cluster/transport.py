@@ -148,4 +148,7 @@ def _refusal(status: int, text: str) -> ApiError:
     causes = (answer.get("details") or {}).get("causes") or []
     if any(cause.get("reason") == "DisruptionBudget" for cause in causes):
         reason = "DisruptionBudget"
+    if any(cause.get("field") == "metadata.uid" for cause in causes):
+        # a patch with the uid of a former incarnation is called invalid, but it is a precondition that does not hold
+        status, reason = 409, "Conflict"
     return api_error(status, reason, str(answer.get("message", "")))

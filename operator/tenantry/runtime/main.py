@@ -159,7 +159,7 @@ async def _operate(
     leadership.start()
     work = [asyncio.create_task(part) for part in (manage(), resync_forever(), recorder.run(), beat.run())]
     try:
-        await _first_to_end([asyncio.create_task(watch(hub, lambda: _cancel(work))), *work])
+        await first_to_end([asyncio.create_task(watch(hub, lambda: _cancel(work))), *work])
     finally:
         await asyncio.to_thread(leadership.stop)
         health.stop()
@@ -170,7 +170,7 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
         task.cancel()
 
 
-async def _first_to_end(tasks: list[asyncio.Task[None]]) -> None:
+async def first_to_end(tasks: list[asyncio.Task[None]]) -> None:
     """Run until one ends by itself; end the others, and raise what it raised."""
     done: set[asyncio.Task[None]] = set()
     running = set(tasks)

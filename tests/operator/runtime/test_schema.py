@@ -1,0 +1,54 @@
+"""The start-up check against CRDs of another release."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tenantry.cluster import Client, NotFound
+from tenantry.runtime.schema import KINDS, SchemaMismatch, check_schema, missing_fields
+
+pytestmark = pytest.mark.apiserver
+
+
+@pytest.fixture
+async def served(client: Client, crds: None) -> Any:
+    document = await client.transport.request("GET", "/openapi/v3/apis/tenantry.dev/v1alpha1")
+    return document["components"]["schemas"]
+
+
+async def test_the_crds_of_this_release_have_every_field(client: Client, crds: None) -> None:
+    await check_schema(client)
+
+
+def test_a_field_that_is_not_served_is_named(served: Any) -> None:
+    older = copy.deepcopy(served)
+    tenant = next(schema for name, schema in older.items() if name.endswith(".Tenant"))
+    del tenant["properties"]["status"]["properties"]["route"]["properties"]["pools"]["items"]["properties"][
+        "uid"
+    ]
+    del tenant["properties"]["spec"]["properties"]["limits"]
+    missing = missing_fields(older, "Tenant", KINDS["Tenant"])
+    assert missing == ["Tenant.spec.limits", "Tenant.status.route.pools[].uid"]
+    assert missing_fields(served, "Tenant", KINDS["Tenant"]) == []
+    assert missing_fields({}, "Adapter", KINDS["Adapter"]) == ["Adapter"]
+
+
+async def test_the_message_says_what_to_do(
+    client: Client, crds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: Any, **__: Any) -> Any:
+        return {"components": {"schemas": {}}}
+
+    async def unknown(*_: Any, **__: Any) -> Any:
+        raise NotFound(404, "NotFound", "no such path")
+
+    monkeypatch.setattr(client.transport, "request", nothing)
+    with pytest.raises(SchemaMismatch, match="lack `Tenant`, `AdapterPool`, `Adapter`: install the CRDs"):
+        await check_schema(client)
+    monkeypatch.setattr(client.transport, "request", unknown)
+    with pytest.raises(
+        SchemaMismatch, match=r"must serve tenantry\.dev/v1alpha1, but does not: install the CRDs"
+    ):
+        await check_schema(client)

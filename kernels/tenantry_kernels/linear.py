@@ -45,7 +45,7 @@ def _fast_in_torch(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None) -> Tensor:
-    """x W^T + bias; x `[T, in]`, rows contiguous -> `[T, out]` in `out_dtype` (x's where not given; float32 for logits).
+    """x W^T + bias; x `[T, in]`, rows contiguous -> `[T, out]` in `out_dtype`: x's, or float32 for logits.
 
     On a CPU a row's result is the same bits in any batch.
     """

@@ -1,8 +1,8 @@
 """Where things lie in the unified pool: KV pages and the rows of adapters. Pure host code, no kernels.
 
-The pool is one tensor `[num_pages, page_elems]` in the model's dtype. A KV page holds `PAGE_TOKENS` tokens of K and V of
-all layers. An adapter takes whole pages of the same pool: A lies as `rank` rows of width `in`, B transposed as `rank`
-rows of width `out`; rows are contiguous within a page and follow one another closely, in any order of pages.
+The pool is one tensor `[num_pages, page_elems]` in the model's dtype. A KV page holds `PAGE_TOKENS` tokens of K and V
+of all layers. An adapter takes whole pages of the same pool: A lies as `rank` rows of width `in`, B transposed as
+`rank` rows of width `out`; rows are contiguous within a page and follow one another closely, in any order of pages.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# Kernels are compiled by Triton: their arguments are pointers and scalars that Python's types cannot say.
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,attr-defined"
 """Paged attention on a GPU: one launch for the prefill chunks and decodes of a step.
 
 A program takes a block of query rows of one sequence and the heads that share one KV head, so K and V are read once

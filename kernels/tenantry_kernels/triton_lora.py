@@ -1,3 +1,5 @@
+# Kernels are compiled by Triton: their arguments are pointers and scalars that Python's types cannot say.
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,attr-defined"
 """LoRA on a GPU: segmented shrink and expand over paged rows, one launch each for all modules that share an input.
 
 Grids are chunks x tiles: no launch depends on the longest segment, and a program whose ranks or columns its adapter

@@ -50,7 +50,7 @@ def test_many_adapters_base_rows_and_one_token_segments(modules, dtype) -> None:
 def test_rank_by_layer_and_module(modules, dtype) -> None:
     partial = make_world([lambda layer, m: 0 if m % 2 else 4, lambda layer, m: 1 + layer * 5 + m, 8], dtype)
     check(partial, [(0, 3), (1, 2), (2, 4), (None, 1)], modules, dtype, layer=0)
-    x, out, got = check(partial, [(0, 3), (1, 2), (2, 4), (None, 1)], modules, dtype, layer=1)
+    _, out, got = check(partial, [(0, 3), (1, 2), (2, 4), (None, 1)], modules, dtype, layer=1)
     column = 0
     for m in modules:  # a module that is not targeted keeps its very bits
         if m % 2:

@@ -31,14 +31,14 @@ _ISAS = {
 
 
 def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path:
-    """Compile and link; raises CalledProcessError with the compiler's words on stderr, FileNotFoundError without one."""
+    """Compile and link. Raises CalledProcessError (the compiler says why on stderr), FileNotFoundError without one."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError(
             "a C++ compiler must be installed (g++, or $CXX): the torch reference serves without"
         )
     common = (*_COMMON, *(("-g", "-fsanitize=address,undefined") if sanitize else ()))
-    x86 = platform.machine() in ("x86_64", "AMD64")
+    x86 = platform.machine() in {"x86_64", "AMD64"}
     isas = _ISAS if x86 else {"generic": ()}
     torch_dir = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"

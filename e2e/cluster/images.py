@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -23,10 +22,11 @@ from pathlib import Path
 
 from . import binaries
 from .binaries import say
+from .dockerfile import bases, context_files, copied, files_below
 from .errors import ClusterError
 from .node import Worker
 from .paths import HERE, IMAGE_HOST, cache_dir
-from .shell import run
+from .shell import run, succeeds
 
 DOCKERFILES = HERE / "images"
 DEBIAN_SUITE = "bookworm"
@@ -59,13 +59,18 @@ class Built:
 
 def build(image: Image) -> Built:
     """Builds `image` unless its key was built before. Raises ClusterError with buildah's last lines."""
-    ours = {name: ensure(name) for name in _bases(image) if name.startswith(f"{IMAGE_HOST}/")}
+    ours = {
+        name: ensure(name)
+        for name in bases(image.dockerfile.read_text(), image.arguments)
+        if name.startswith(f"{IMAGE_HOST}/")
+    }
     key = key_of(image, {name: built.key for name, built in ours.items()})
     known = recall(image.tag)
     if known is not None and known.key == key:
         return known
     say(f"building image {image.tag}")
     started = time.monotonic()
+    replaced = _stored(image.tag)
     with tempfile.TemporaryDirectory(prefix="tenantry-build-") as scratch:
         command = [*_buildah("build"), "--isolation=chroot", "--layers", "--format=oci", "-t", image.tag]
         for mount in (*_registry_mounts(Path(scratch)), *image.mounts):
@@ -74,6 +79,8 @@ def build(image: Image) -> Built:
             command += ["--build-arg", f"{name}={value}"]
         _show(image.tag, [*command, "-f", str(image.dockerfile), str(image.context)])
     built = _keep(image.tag, key)
+    if replaced and replaced != _stored(image.tag):
+        succeeds(*_buildah("rmi"), replaced)  # stays where another image still stands on it
     size = built.archive.stat().st_size >> 20
     say(f"built image {image.tag} in {time.monotonic() - started:.0f} s ({size} MB)")
     return built
@@ -127,10 +134,7 @@ def _recalled(tag: str) -> Built:
     return built
 
 
-# -- the key --
-
-
-def key_of(image: Image, bases: Mapping[str, str] | None = None) -> str:
+def key_of(image: Image, ours: Mapping[str, str] | None = None) -> str:
     """Hash of everything that goes into `image`."""
     digest = hashlib.sha256()
 
@@ -141,7 +145,7 @@ def key_of(image: Image, bases: Mapping[str, str] | None = None) -> str:
     take("dockerfile", text)
     for name, value in sorted(image.arguments.items()):
         take("argument", name, value)
-    for name, key in sorted((bases or {}).items()):
+    for name, key in sorted((ours or {}).items()):
         take("base", name, key)
     for path in context_files(text, image.context, image.arguments):
         content = (
@@ -149,87 +153,10 @@ def key_of(image: Image, bases: Mapping[str, str] | None = None) -> str:
         )
         take("file", str(path.relative_to(image.context)), oct(path.lstat().st_mode), content)
     for mount in image.mounts:
-        for path in _files_below(Path(mount.partition(":")[0])):
+        for path in files_below(Path(mount.partition(":")[0])):
             status = path.lstat()
             take("mount", mount, str(path), str(status.st_size), str(status.st_mtime_ns))
     return digest.hexdigest()[:20]
-
-
-def context_files(dockerfile: str, context: Path, arguments: Mapping[str, str]) -> list[Path]:
-    """Files of the context that the Dockerfile's COPY and ADD lines take, sorted; compiled Python is left out."""
-    found: set[Path] = set()
-    for source in copied(dockerfile, arguments):
-        matches = (
-            list(context.glob(source.strip("/") or "*")) if source.strip("/") not in {"", "."} else [context]
-        )
-        for match in matches:
-            found.update(_files_below(match))
-    return sorted(found)
-
-
-def copied(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:
-    """Sources of COPY and ADD lines that come from the context (not from another stage or a URL)."""
-    sources: list[str] = []
-    values = {**_defaults(dockerfile), **arguments}
-    for words in _instructions(dockerfile):
-        if words[0].upper() not in {"COPY", "ADD"} or any(word.startswith("--from=") for word in words):
-            continue
-        paths = [word for word in words[1:] if not word.startswith("--")]
-        if paths and paths[0].startswith("["):
-            paths = json.loads(" ".join(paths))
-        sources += [_substitute(path, values) for path in paths[:-1] if "://" not in path]
-    return sources
-
-
-def _bases(image: Image) -> list[str]:
-    text = image.dockerfile.read_text()
-    values = {**_defaults(text), **image.arguments}
-    return [
-        _substitute(next(word for word in words[1:] if not word.startswith("--")), values)
-        for words in _instructions(text)
-        if words[0].upper() == "FROM"
-    ]
-
-
-def _defaults(dockerfile: str) -> dict[str, str]:
-    return {
-        name: value
-        for words in _instructions(dockerfile)
-        if words[0].upper() == "ARG"
-        for name, _, value in (word.partition("=") for word in words[1:])
-    }
-
-
-def _instructions(dockerfile: str) -> list[list[str]]:
-    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.MULTILINE))
-    lines = (line.strip() for line in joined.splitlines())
-    return [line.split() if "[" in line else _split(line) for line in lines if line]
-
-
-def _split(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:  # a RUN line may hold any quoting; nothing here reads it
-        return line.split()
-
-
-def _substitute(text: str, values: Mapping[str, str]) -> str:
-    """Fills in `$NAME`, `${NAME}` and `${NAME:-default}`."""
-    return re.sub(
-        r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})",
-        lambda found: values.get(found.group(1) or found.group(2)) or found.group(3) or "",
-        text,
-    )
-
-
-def _files_below(path: Path) -> list[Path]:
-    if path.is_file() or path.is_symlink():
-        return [path]
-    found: list[Path] = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if name not in {"__pycache__", ".git", ".venv"}]
-        found += [Path(folder, name) for name in names if not name.endswith(".pyc")]
-    return sorted(found)
 
 
 # -- buildah --
@@ -267,6 +194,11 @@ def _show(tag: str, command: Sequence[str]) -> None:
             shown = time.monotonic()
     if process.wait():
         raise ClusterError(f"building image `{tag}` failed:\n{''.join(tail)}")
+
+
+def _stored(tag: str) -> str:
+    """Id of the image that buildah holds under `tag`, empty if none."""
+    return run(*_buildah("images"), "--quiet", "--no-trunc", "--filter", f"reference={tag}").strip()
 
 
 def _keep(tag: str, key: str) -> Built:

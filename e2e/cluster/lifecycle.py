@@ -78,7 +78,12 @@ def up() -> None:
     """Starts the cluster unless it runs already; with `KUBECONFIG` set only checks that that one answers."""
     given = foreign_kubeconfig()
     if given is not None:
-        kubectl(given, "get", "--raw", "/readyz")
+        answer = kubectl(given, "get", "--raw", "/readyz", "--request-timeout=20s", check=False)
+        if answer.returncode:
+            raise ClusterError(
+                f"the cluster of KUBECONFIG={given} does not answer: {answer.stderr.strip()}\n"
+                "`KUBECONFIG` must name a reachable cluster; unset it to start one here."
+            )
         say(f"using the cluster of KUBECONFIG={given}; nothing was started")
         return
     with _lock():

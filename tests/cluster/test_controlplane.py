@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster import process
+from cluster import lifecycle, network, process
+from cluster.errors import ClusterError
 
 if TYPE_CHECKING:
     from tests.conftest import ApiServer
@@ -85,3 +86,36 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
     starter.wait()
     starter.stdout.close()
     wait_for(lambda: not process.find(folder))
+
+
+def test_a_given_cluster_is_used_and_left_alone(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TENANTRY_CACHE", str(tmp_path))  # no state of ours there, and none may appear
+
+    def refuse() -> None:
+        raise AssertionError("nothing may be started or stopped")
+
+    monkeypatch.setattr(lifecycle, "clear", refuse)
+    monkeypatch.setattr(network, "create", refuse)
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig))
+    monkeypatch.setattr("cluster.controlplane.binaries.ensure", lambda _: apiserver.plane._binaries)
+    lifecycle.up()
+    assert lifecycle.status().lines == [f"kubeconfig   {apiserver.kubeconfig}"]
+    lifecycle.down()
+    assert list(tmp_path.iterdir()) == []
+    apiserver.kubectl("get", "--raw", "/readyz")
+
+
+def test_a_given_cluster_that_does_not_answer_is_named(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        apiserver.kubeconfig.read_text().replace(
+            apiserver.plane.server, f"https://127.0.0.1:{process.free_port()}"
+        )
+    )
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    with pytest.raises(ClusterError, match=r"does not answer[\s\S]*unset it"):
+        lifecycle.up()

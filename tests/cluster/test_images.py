@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from cluster import images
-from cluster.images import Image, context_files, copied, key_of
+from cluster.dockerfile import bases, context_files, copied
+from cluster.images import Image, key_of
 
 DOCKERFILE = """\
 ARG BASE=tenantry.local/base:bookworm
@@ -41,6 +42,11 @@ def test_sources_of_the_context_are_found_and_nothing_else() -> None:
     assert copied(DOCKERFILE, {"SOURCE": "src"}) == ["pyproject.toml", "src", "space name"]
 
 
+def test_bases_are_named_with_their_arguments_filled_in() -> None:
+    assert bases(DOCKERFILE, {}) == ["tenantry.local/base:bookworm"] * 2
+    assert bases(DOCKERFILE, {"BASE": "python:3.11"}) == ["python:3.11"] * 2
+
+
 def test_only_copied_files_count(image: Image) -> None:
     found = context_files(DOCKERFILE, image.context, image.arguments)
     assert [str(path.relative_to(image.context)) for path in found] == [
@@ -68,7 +74,7 @@ def test_whatever_goes_in_changes_the_key(image: Image, tmp_path: Path, change: 
     (wheels / "a.whl").write_text("1")
     before = Image(image.tag, image.dockerfile, image.context, image.arguments, (f"{wheels}:/wheels",))
     first = key_of(before, {"tenantry.local/base:bookworm": "1"})
-    after, bases = before, {"tenantry.local/base:bookworm": "1"}
+    after, ours = before, {"tenantry.local/base:bookworm": "1"}
     match change:
         case "copied file":
             (image.context / "src" / "main.py").write_text("print(1)")
@@ -81,14 +87,14 @@ def test_whatever_goes_in_changes_the_key(image: Image, tmp_path: Path, change: 
         case "dockerfile":
             image.dockerfile.write_text(DOCKERFILE + "USER 1\n")
         case "base":
-            bases = {"tenantry.local/base:bookworm": "2"}
+            ours = {"tenantry.local/base:bookworm": "2"}
         case "mounted file":
             (wheels / "a.whl").write_text("22")
         case "new file":
             (image.context / "src" / "more.py").write_text("")
         case "gone file":
             (image.context / "src" / "main.py").unlink()
-    assert key_of(after, bases) != first
+    assert key_of(after, ours) != first
 
 
 @pytest.mark.parametrize("change", ["other file", "compiled file", "time"])

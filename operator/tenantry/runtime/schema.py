@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +36,22 @@ class SchemaMismatch(Exception):
     """The API server does not serve the API that this release needs."""
 
 
-async def check_schema(client: Client) -> None:
-    """Raises SchemaMismatch, which names the missing fields and the remedy."""
+async def check_schema(client: Client, patience: float = 30.0) -> None:
+    """Raises SchemaMismatch, which names the missing fields and the remedy.
+
+    CRDs that were just installed show up in the served document only after a while: `patience` seconds are waited.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return await _check(client)
+        except SchemaMismatch:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(0.5)
+
+
+async def _check(client: Client) -> None:
     try:
         document = await client.transport.request("GET", f"/openapi/v3/apis/{GROUP}/{VERSION}")
     except NotFound as error:

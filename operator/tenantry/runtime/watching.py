@@ -41,6 +41,8 @@ def settings_for(resources: list[Resource]) -> kopf.OperatorSettings:
     settings.queueing.worker_limit = 100
     settings.watching.initial_streaming = True
     settings.watching.connect_timeout = 10
+    # bookmarks come about once a minute, sometimes later: only two missed ones make a stream count as dead
+    settings.watching.inactivity_timeout = 150
     settings.networking.connect_timeout = 10
     settings.networking.error_backoffs = EndlessBackoffs()
     settings.process.ultimate_exiting_timeout = 20

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.apiserver
 
 @pytest.fixture
 async def served(client: Client, crds: None) -> Any:
+    await check_schema(client)
     document = await client.transport.request("GET", "/openapi/v3/apis/tenantry.dev/v1alpha1")
     return document["components"]["schemas"]
 
@@ -46,9 +47,9 @@ async def test_the_message_says_what_to_do(
 
     monkeypatch.setattr(client.transport, "request", nothing)
     with pytest.raises(SchemaMismatch, match="lack `Tenant`, `AdapterPool`, `Adapter`: install the CRDs"):
-        await check_schema(client)
+        await check_schema(client, patience=0)
     monkeypatch.setattr(client.transport, "request", unknown)
     with pytest.raises(
         SchemaMismatch, match=r"must serve tenantry\.dev/v1alpha1, but does not: install the CRDs"
     ):
-        await check_schema(client)
+        await check_schema(client, patience=0)

@@ -1,0 +1,325 @@
+"""The scheduler on a simulated clock: pages add up, nobody starves, tenants share by weight, every way out releases."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tenantry_engine.pages import PagePool
+from tenantry_engine.scheduler import Event, Scheduler
+from tenantry_engine.sequence import Phase, Sampling, Sequence
+
+
+class Adapters:
+    """Adapters that load when the test says so."""
+
+    def __init__(self, pages: dict[str, int]) -> None:
+        self.pages = pages
+        self.loading: list[str] = []
+        self.loaded: set[str] = set()
+        self.pool: PagePool | None = None
+
+    def pages_needed(self, digest: str) -> int:
+        return self.pages[digest]
+
+    def ready(self, digest: str) -> bool:
+        return digest in self.loaded
+
+    def load(self, digest: str) -> None:
+        assert self.pool is not None
+        self.pool.reserve(0, digest)
+        self.loading.append(digest)
+
+
+class World:
+    def __init__(self, pages: int = 64, slots: int = 4, step_tokens: int = 32, **adapters: int) -> None:
+        self.adapters = Adapters(adapters)
+        self.pool = PagePool(pages, wipe=lambda pages: None)
+        self.pool.evicted = lambda digest: self.adapters.loaded.discard(str(digest))
+        self.adapters.pool = self.pool
+        self.scheduler = Scheduler(
+            self.pool, self.adapters, slots=slots, step_tokens=step_tokens, page_tokens=16
+        )
+        self.ended: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+        self.served: Counter[str] = Counter()  # tokens scheduled per tenant
+        self._count = 0
+
+    def add(self, tenant: str = "t", prompt: int = 8, output: int = 4, **more: object) -> Sequence:
+        self._count += 1
+        sequence = Sequence(
+            f"s{self._count}", tenant, [0] * prompt, Sampling(max_tokens=output), "m", **more  # type: ignore[arg-type]
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> int:
+        """One step; the rows it ran."""
+        works = self.scheduler.plan()
+        assert sum(w.count for w in works) <= 32 or not works
+        assert len({w.sequence for w in works}) == len(works)
+        for work in works:
+            assert work.sequence.phase in (Phase.PREFILL, Phase.DECODE)
+            assert len(work.sequence.pages) * 16 >= work.start + work.count, "a token has no page"
+            self.served[work.sequence.tenant] += work.count
+        self.take(self.scheduler.complete(works, {w.sequence: 1 for w in works if w.samples}))
+        return sum(w.count for w in works)
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if event.token is not None:
+                self.tokens[event.sequence.id] += 1
+            if event.finish is not None:
+                self.ended[event.sequence.id] += 1
+                self.reasons[event.sequence.id] = event.finish
+
+    def finish_load(self, digest: str) -> None:
+        self.adapters.loading.remove(digest)
+        self.adapters.loaded.add(digest)
+        self.scheduler.adapter_loaded(digest)
+        self.pool.release((), digest)
+
+    def run(self, limit: int = 10_000) -> int:
+        for count in range(limit):
+            for digest in list(self.adapters.loading):
+                self.finish_load(digest)
+            if not self.step() and not self.adapters.loading:
+                return count
+        raise AssertionError("it never ends")
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
+    world = World()
+    short = world.add(output=20)
+    world.step()
+    long = world.add(prompt=100, output=2)
+    rows = [world.step() for _ in range(4)]
+    assert rows == [32, 32, 32, 8]  # 31 of the prompt beside one decode, three times, then the rest
+    assert world.tokens[short.id] == 5
+    assert world.tokens[long.id] == 1
+
+
+def test_a_request_waits_for_its_adapter_without_holding_up_others() -> None:
+    world = World(a=4)
+    first = world.add(adapter="a")
+    second = world.add()
+    world.step()
+    assert first.phase is Phase.LOADING
+    assert world.tokens[second.id] == 1
+    world.finish_load("a")
+    world.step()
+    assert world.tokens[first.id] == 1
+
+
+def test_nothing_is_held_half() -> None:
+    """Two requests that each need most of the pool: one runs, the other holds nothing."""
+    world = World(pages=10, a=4, b=4)
+    one, two = world.add(prompt=64, adapter="a"), world.add(prompt=64, adapter="b")
+    world.step()
+    assert one.pages
+    assert two.phase is Phase.WAITING
+    assert not two.pages
+    assert not world.pool.holds("b")
+    world.run()
+    assert world.ended == {one.id: 1, two.id: 1}
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    world = World(pages=12, slots=8)
+    for _ in range(8):
+        world.add(prompt=10, output=6)
+    world.step()
+    large = world.add("other", prompt=150, output=2)
+    for _ in range(60):
+        world.add(prompt=10, output=6)
+        world.step()
+        if world.ended[large.id]:
+            break
+    assert world.ended[large.id] == 1
+
+
+def test_cap_of_a_tenant() -> None:
+    world = World(slots=8)
+    for _ in range(6):
+        world.add("a", cap=2, output=50)
+    other = world.add("b", output=50)
+    world.step()
+    assert world.scheduler.running == 3
+    assert other.phase is not Phase.WAITING
+
+
+def test_first_in_first_out_inside_a_tenant() -> None:
+    world = World(slots=1)
+    ids = [world.add(output=2).id for _ in range(5)]
+    order = []
+    while len(order) < 5:
+        world.step()
+        order += [i for i in ids if world.ended[i] and i not in order]
+    assert order == ids
+
+
+def test_a_flood_does_not_delay_a_neighbour() -> None:
+    world = World(slots=4)
+    for _ in range(50):
+        world.add("flood", prompt=60, output=30, cap=2)
+    for _ in range(20):
+        world.step()
+    quiet = world.add("quiet", prompt=30, output=5)
+    steps = 0
+    while not world.tokens[quiet.id]:
+        world.step()
+        steps += 1
+    assert steps <= 2
+
+
+def test_service_follows_weights() -> None:
+    world = World(slots=12, pages=2000)
+    weights = {"one": 1, "two": 2, "four": 4}
+    for tenant, weight in weights.items():
+        for _ in range(400):
+            world.add(tenant, prompt=200, output=1, weight=weight)
+    for _ in range(600):
+        world.step()
+    share = {t: world.served[t] / w for t, w in weights.items()}
+    assert max(share.values()) <= 1.05 * min(share.values()), world.served
+
+
+def test_idling_earns_no_credit() -> None:
+    world = World(slots=2, pages=500)
+    for _ in range(100):
+        world.add("busy", prompt=100, output=1)
+    world.add("idle", prompt=10, output=1)
+    for _ in range(100):
+        world.step()
+    for _ in range(100):
+        world.add("idle", prompt=100, output=1)
+    before = Counter(world.served)
+    for _ in range(60):
+        world.step()
+    gained = {t: world.served[t] - before[t] for t in ("busy", "idle")}
+    assert gained["idle"] <= 1.2 * gained["busy"], gained
+
+
+def test_an_empty_queue_has_no_memory() -> None:
+    world = World()
+    for number in range(500):
+        world.add(f"t{number}", output=1)
+        world.run()
+    assert len(world.scheduler._fair._accounts) <= 2
+    assert not world.scheduler._queues
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE])
+def test_abort_in_every_phase_releases_everything_once(phase: Phase) -> None:
+    world = World(a=4, slots=1)
+    if phase is Phase.WAITING:
+        world.add(output=100)
+        world.step()
+    sequence = world.add("x", prompt=100, output=10, adapter="a")
+    for _ in range(30):
+        if sequence.phase is phase:
+            break
+        world.step()
+        if world.adapters.loading and phase is not Phase.LOADING:
+            world.finish_load("a")
+    assert sequence.phase is phase
+    event = world.scheduler.abort(sequence.id)
+    assert event is not None
+    assert event.finish == "abort"
+    assert world.scheduler.abort(sequence.id) is None
+    if world.adapters.loading:
+        world.finish_load("a")
+    world.scheduler.abort_all("abort")
+    world.pool.check()
+    counts = world.pool.counts()
+    assert counts.kv == 0
+    assert counts.adapter == 0
+    assert world.scheduler.running == world.scheduler.waiting == 0
+
+
+def test_preemption_keeps_seniority_and_charges_once() -> None:
+    world = World(pages=10, slots=4)
+    sequences = [world.add(prompt=20, output=40) for _ in range(3)]
+    order: list[str] = []
+    for _ in range(2000):
+        world.step()
+        order += [s.id for s in sequences if world.ended[s.id] and s.id not in order]
+        if len(order) == 3:
+            break
+    assert world.scheduler.preemptions > 0
+    assert order == [s.id for s in sequences]
+    assert all(world.tokens[s.id] == 40 for s in sequences)
+
+
+def test_charges_are_for_uncached_input_and_output_once() -> None:
+    world = World(pages=10, slots=4)
+    for _ in range(3):
+        world.add("t", prompt=20, output=40)
+    charged = Counter[str]()
+    charge = world.scheduler._fair.charge
+
+    def count(tenant: str, inputs: int, outputs: int) -> None:
+        charged["in"] += inputs
+        charged["out"] += outputs
+        charge(tenant, inputs, outputs)
+
+    world.scheduler._fair.charge = count  # type: ignore[method-assign]
+    world.run()
+    assert world.scheduler.preemptions > 0
+    assert charged == {"in": 60, "out": 120}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrivals_aborts_failures_and_evictions(seed: int) -> None:
+    draw = random.Random(seed)
+    world = World(pages=40, slots=6, **{f"a{i}": draw.randint(1, 8) for i in range(8)})
+    scheduler, now = world.scheduler, 0.0
+    live: list[Sequence] = []
+    idle_steps = 0
+    for _ in range(1500):
+        now += 1
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            if scheduler.waiting < 40:
+                live.append(
+                    world.add(
+                        f"t{draw.randrange(5)}",
+                        prompt=draw.randint(1, 150),
+                        output=draw.randint(1, 60),
+                        adapter=draw.choice((None, *world.adapters.pages)),
+                        cap=draw.randint(1, 4),
+                        weight=draw.randint(1, 3),
+                        bulk=draw.random() < 0.3,
+                        deadline=now + 400 if draw.random() < 0.2 else None,
+                    )
+                )
+        if live and draw.random() < 0.1:
+            event = scheduler.abort(draw.choice(live).id)
+            world.take([event] if event else [])
+        for digest in list(world.adapters.loading):
+            roll = draw.random()
+            if roll < 0.5:
+                world.finish_load(digest)
+            elif roll < 0.55:
+                world.adapters.loading.remove(digest)
+                world.pool.drop(digest)
+                world.take(scheduler.adapter_failed(digest))
+                world.pool.release((), digest)
+        world.take(scheduler.expire(now))
+        rows = world.step()
+        world.pool.check()
+        stuck = not rows and scheduler.running + scheduler.waiting > 0 and not world.adapters.loading
+        idle_steps = idle_steps + 1 if stuck else 0
+        assert idle_steps < 2, "work waits, nothing loads, and no step runs"
+    world.take(scheduler.abort_all("abort"))
+    for digest in list(world.adapters.loading):
+        world.finish_load(digest)
+    world.pool.check()
+    assert world.pool.counts().kv == world.pool.counts().adapter == 0
+    assert set(world.ended.values()) == {1}
+    assert len(world.ended) == len(live)
+    for sequence in live:
+        if world.reasons[sequence.id] == "length":
+            assert world.tokens[sequence.id] == sequence.sampling.max_tokens

@@ -14,6 +14,8 @@ from tenantry.cluster import (
     STATEFUL_SET,
     Key,
     Obj,
+    controller_of,
+    is_deleting,
     key_of,
     owned_by,
     uid_of,
@@ -86,6 +88,7 @@ class Dedicated:
         where = names.tenant_namespace(name)
         live = await ctx.live(NAMESPACE, Key("", where))
         if live is not None and owned_by(live, tenant):
+            await self._stop_engines(where, names.dedicated_pool(name), ctx)
             left = await self._running(where, ctx)
             if left:
                 return f"{left} in namespace `{where}` are still there"
@@ -97,6 +100,15 @@ class Dedicated:
                 await self._patch(node, nodes.release_patch(node), ctx)
         self.world.links.short_of_nodes.discard(name)
         return None
+
+    async def _stop_engines(self, where: str, pool: str, ctx: Context) -> None:
+        """The garbage collector would do it too, but learns of new kinds only now and then."""
+        for workload in list(self.world.store.list(STATEFUL_SET, where)):
+            owner = controller_of(workload) or {}
+            if (owner.get("kind"), owner.get("name")) == (ADAPTER_POOL.kind, pool) and not is_deleting(
+                workload
+            ):
+                await ctx.client.delete(STATEFUL_SET, key_of(workload), uid=uid_of(workload))
 
     async def _running(self, where: str, ctx: Context) -> str:
         """Workloads and pods of ours in the namespace, in words; empty when none is left."""

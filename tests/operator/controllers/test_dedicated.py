@@ -21,6 +21,7 @@ from tenantry.cluster import (
     TENANT,
     Key,
 )
+from tenantry.controllers import tenant
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -113,7 +114,9 @@ async def test_everything_stands_around_the_pods_and_nothing_is_left_after(lab: 
     ]
 
 
-async def test_engines_go_before_the_namespace(lab: Lab, until: Any) -> None:
+async def test_engines_go_before_the_namespace_and_a_block_is_said(
+    lab: Lab, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await lab.start()
     await node(lab, "n1")
     where = await oak(lab)
@@ -132,6 +135,10 @@ async def test_engines_go_before_the_namespace(lab: Lab, until: Any) -> None:
     space = await lab.client.get(NAMESPACE, Key("", where)) or {}
     assert "deletionTimestamp" not in space["metadata"], "policies must stand while a pod runs"
     assert "route" not in ((await lab.get(TENANT, "oak") or {})["status"])
+    monkeypatch.setattr(tenant, "DELETION_DEADLINE_SECONDS", 0.0)
+    blocked = await lab.until(TENANT, "oak", "Stalled", "True", "DeletionBlocked")
+    assert "1 pods" in blocked["message"]
+    assert names.FINALIZER in blocked["message"]
     await lab.client.merge_patch(POD, pod, {"metadata": {"finalizers": None}})
     await until(lambda: gone(lab, TENANT, lab.key(TENANT, "oak")), seconds=60.0)
 

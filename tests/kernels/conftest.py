@@ -22,6 +22,7 @@ def extension() -> None:
     from tenantry_kernels import cpu
 
     assert cpu.problem() == ""
+    assert cpu.isa() == os.environ.get("TENANTRY_CPU_ISA", cpu.isa())
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def problem() -> str:
     if not LIBRARY.exists():
         return "the C++ extension is not built; run `python -m tenantry_kernels.cpu.build`"
     try:
-        torch.ops.load_library(str(LIBRARY))
+        torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"the C++ extension does not load ({error}); build it again for this torch"
     return ""

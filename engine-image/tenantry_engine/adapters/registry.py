@@ -231,8 +231,7 @@ class Registry:
         paged = artifact.paged = place(checked.plan, self.pool.pages_of(digest), checked.scales)
 
         def fill() -> None:
-            with self.store.verified(digest) as blob, memoryview(blob) as view:
-                _fill(view, checked, self.memory, paged)
+            _fill(memoryview(self.store.verified(digest)), checked, self.memory, paged)
 
         def done(result: BaseException | None) -> None:
             if isinstance(result, BaseException):
@@ -307,8 +306,8 @@ class Registry:
         artifact.checking = True
 
         def job() -> CheckedAdapter:
-            with self.store.verified(digest) as blob, memoryview(blob) as view:
-                return check(view, self.base, limits)
+            # Not closed by hand: an error's traceback holds views of the bytes, and closing would hide the error.
+            return check(memoryview(self.store.verified(digest)), self.base, limits)
 
         def done(result: CheckedAdapter | BaseException) -> None:
             artifact.checking = False
@@ -363,5 +362,5 @@ def _fill(blob: memoryview, checked: CheckedAdapter, memory: Tensor, paged: Page
 
 def _as_adapter_error(error: BaseException) -> AdapterError:
     if isinstance(error, AdapterError):
-        return error
+        return AdapterError(error.reason, error.message)  # without its traceback, which holds the bytes
     return AdapterError("Corrupt", f"it could not be read: {type(error).__name__}")

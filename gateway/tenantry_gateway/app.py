@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 import orjson
 from prometheus_client import generate_latest
@@ -16,11 +16,12 @@ from .auth import Caller, client_address, identify
 from .dispatch import Dispatcher
 from .errors import ApiError, model_not_found
 from .ledger import Ledger, LedgerError
-from .limits import month_of, month_start, until_next_month
+from .limits import Limiter, month_of, month_start, until_next_month
 from .metrics import Metrics
+from .prepare import CHAT, COMPLETIONS
 from .record import Record
 from .replicas import Replicas
-from .serve import CHAT, COMPLETIONS, Completions
+from .serve import Completions
 from .settings import Settings
 from .state import State
 
@@ -124,24 +125,23 @@ def _method(allowed: str) -> ApiError:
     return ApiError(405, "method_not_allowed", f"the method must be {allowed}", headers={"allow": allowed})
 
 
+class Parts(Protocol):
+    """What health and metrics look at."""
+
+    state: State
+    replicas: Replicas
+    dispatcher: Dispatcher
+    limiter: Limiter
+    ledger: Ledger
+    metrics: Metrics
+    draining: bool
+
+
 class Health:
     """Routes of the cluster's port: /healthz, /readyz, /metrics."""
 
-    def __init__(
-        self,
-        state: State,
-        replicas: Replicas,
-        dispatcher: Dispatcher,
-        ledger: Ledger,
-        metrics: Metrics,
-        draining: Callable[[], bool],
-    ) -> None:
-        self._state = state
-        self._replicas = replicas
-        self._dispatcher = dispatcher
-        self._ledger = ledger
-        self._metrics = metrics
-        self._draining = draining
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -150,27 +150,28 @@ class Health:
         elif path == "/readyz":
             reason = (
                 "draining"
-                if self._draining()
+                if self._parts.draining
                 else ""
-                if self._state.ready
+                if self._parts.state.ready
                 else "tenants and endpoints not read yet"
             )
             await respond(send, 503 if reason else 200, {}, f"{reason or 'ok'}\n".encode(), "text/plain")
         elif path == "/metrics":
             self._refresh()
-            await respond(send, 200, {}, generate_latest(self._metrics.registry), CONTENT_TYPE_LATEST)
+            await respond(send, 200, {}, generate_latest(self._parts.metrics.registry), CONTENT_TYPE_LATEST)
         else:
             await respond(send, 404, {}, b"not found\n", "text/plain")
 
     def _refresh(self) -> None:
         """Gauges are read when asked for, so they cannot drift."""
-        metrics, replicas = self._metrics, self._replicas.all()
-        metrics.in_flight.set(self._dispatcher.limiter.in_flight())
-        metrics.oldest_lease.set(self._dispatcher.limiter.stalest(time.monotonic()))
-        metrics.queued.set(self._dispatcher.queued())
+        parts, metrics = self._parts, self._parts.metrics
+        replicas = parts.replicas.all()
+        metrics.in_flight.set(parts.limiter.in_flight())
+        metrics.oldest_lease.set(parts.limiter.stalest(time.monotonic()))
+        metrics.queued.set(parts.dispatcher.queued())
         answering = sum(1 for replica in replicas if replica.answers)
         metrics.replicas.labels("answering").set(answering)
         metrics.replicas.labels("silent").set(len(replicas) - answering)
-        metrics.rejected_objects.set(self._state.rejected)
-        metrics.ledger_failures.set(self._ledger.failures)
-        metrics.state_ready.set(self._state.ready)
+        metrics.rejected_objects.set(parts.state.rejected)
+        metrics.ledger_failures.set(parts.ledger.failures)
+        metrics.state_ready.set(parts.state.ready)

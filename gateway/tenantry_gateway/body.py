@@ -179,6 +179,13 @@ def _stop(name: str, value: Any) -> None:
         raise invalid(name, "must hold strings of 1 to 256 characters")
 
 
+def _token_ids(name: str, value: Any) -> None:
+    if not isinstance(value, list) or len(value) > 64:
+        raise invalid(name, "must be a list of at most 64 token ids")
+    for index, token in enumerate(value):
+        _integer(0, 1 << 31)(f"{name}[{index}]", token)
+
+
 def _logit_bias(name: str, value: Any) -> None:
     if not isinstance(value, dict) or len(value) > 1024:
         raise invalid(name, "must be an object of at most 1024 token ids")
@@ -292,6 +299,8 @@ _COMMON: dict[str, Check] = {
     "logit_bias": _logit_bias,
     "seed": _integer(-(1 << 63), (1 << 63) - 1),
     "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _boolean,
     "user": _string(512),
 }
 _CHAT: dict[str, Check] = {

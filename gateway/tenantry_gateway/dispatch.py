@@ -15,7 +15,7 @@ from tenantry.api.tenant import EffectiveLimits
 
 from .errors import ApiError
 from .fairqueue import FairQueue, Verdict
-from .limits import Fit, Limiter, month_of, until_next_month
+from .limits import Fit, Lease, Limiter, month_of, until_next_month
 from .replicas import Replica, Replicas
 from .routing import choose_replica
 from .state import Lane, Pool, State, Target, Tenant
@@ -23,6 +23,16 @@ from .state import Lane, Pool, State, Target, Tenant
 # For so long after a tenant had to wait for a slot, every other keeps to its share of each replica.
 CONTENDED_SECONDS = 5.0
 SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """For whom and to what a request goes: all that an identity says."""
+
+    tenant: Tenant
+    pool: Pool
+    lane: Lane
+    target: Target
 
 
 @dataclass(eq=False)
@@ -39,6 +49,10 @@ class Ticket:
     arrived: float = 0.0
     future: asyncio.Future[Grant] | None = None
     blocked_by: Fit | None = None
+
+    @property
+    def destination(self) -> Destination:
+        return Destination(self.tenant, self.pool, self.lane, self.target)
 
 
 @dataclass(eq=False)
@@ -66,6 +80,7 @@ class Dispatcher:
         state: State,
         limiter: Limiter,
         replicas: Replicas,
+        *,
         queue_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -103,10 +118,9 @@ class Dispatcher:
             raise self._shed(ticket, "queue_full", "your queue is full")
         lane.queue.push(tenant.uid, tenant.weight, ticket.reserve, ticket)
         self._pump(lane)
-        if not ticket.future.done():
-            if limits.max_queued == 0:
-                lane.queue.remove(tenant.uid, ticket)
-                raise self._refuse_unqueued(ticket)
+        if not ticket.future.done() and limits.max_queued == 0:
+            lane.queue.remove(tenant.uid, ticket)
+            raise self._refuse_unqueued(ticket)
         timer = asyncio.get_running_loop().call_later(self._queue_seconds, self._time_out, lane, ticket)
         try:
             return await ticket.future
@@ -142,7 +156,7 @@ class Dispatcher:
             self.limiter.renew(lease, self._clock())
 
     def settle(self, grant: Grant, used: int) -> None:
-        """End the grant: charge what was used, free the slot, let others run. Never waits; a second call does nothing."""
+        """End the grant, once: charge what was used, free the slot, let others run. Never waits."""
         if grant.settled:
             return
         grant.settled = True
@@ -184,13 +198,10 @@ class Dispatcher:
             replica = chosen[id(ticket)]
             now, uid = self._clock(), ticket.tenant.uid
             self.limiter.acquire(
-                ticket.id,
+                Lease(ticket.id, ticket.sequences, ticket.reserve, month_of(self._wall())),
                 uid,
                 self._limits(ticket),
-                ticket.reserve,
-                ticket.sequences,
                 now,
-                month_of(self._wall()),
             )
             replica.take(uid, ticket.sequences, ticket.reserve)
             future.set_result(Grant(ticket, replica, now - ticket.arrived))
@@ -202,7 +213,7 @@ class Dispatcher:
             return ApiError(403, "tenant_suspended", "the tenant was suspended while the request waited")
         now, wall = self._clock(), self._wall()
         fit, wait = self.limiter.fit(
-            tenant.uid, self._limits(ticket), ticket.reserve, ticket.sequences, now, month_of(wall)
+            tenant.uid, self._limits(ticket), ticket.reserve, ticket.sequences, now=now, month=month_of(wall)
         )
         ticket.blocked_by = None if fit is Fit.YES else fit
         if fit is Fit.BUDGET:

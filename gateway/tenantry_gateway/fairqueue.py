@@ -1,8 +1,8 @@
 """The fair queue of one lane: token-weighted deficit round robin over tenants, first in first out inside a tenant.
 
-Pure: it knows neither time nor limits; the caller judges each head of line. M. Shreedhar and G. Varghese, "Efficient Fair
-Queueing using Deficit Round Robin" (1995), with two additions: a tenant whose head cannot run now is passed over without
-gaining anything, and rounds in which nobody could run are taken in one step, so that a pop costs O(tenants).
+Pure: it knows neither time nor limits; the caller judges each head of line. M. Shreedhar and G. Varghese, "Efficient
+Fair Queueing using Deficit Round Robin" (1995), with two additions: a tenant whose head cannot run now is passed over
+without gaining anything, and rounds in which nobody could run are taken in one step, so that a pop costs O(tenants).
 """
 
 from __future__ import annotations

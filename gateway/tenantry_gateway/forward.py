@@ -1,4 +1,4 @@
-"""To an engine and back: signed identity, one retry before the first byte, nothing but what was asked for let through."""
+"""To an engine and back: signed identity, one retry before the first byte, nothing passed on but the answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tenantry.api import names
 from tenantry.api.identity import Signer
 
 from .asgi import Send, Watch, start
-from .dispatch import Dispatcher, Grant, no_endpoint
+from .dispatch import Destination, Dispatcher, Grant, no_endpoint
 from .errors import ApiError
 from .record import Record
 from .replicas import FAILED_POLLS, Replica
 from .settings import Timeouts
 from .sse import DONE, EventTooLong, Filter, Splitter, TokenCount, error_event
-from .state import Lane, Pool, Target, Tenant
+from .state import Target
 from .upstream import Answer, Upstream, UpstreamError
 
 log = logging.getLogger(__name__)
+TOKENIZE_PATH = "/tokenize"
 ATTEMPTS = 2
 MAX_ANSWER = 64 << 20
 MAX_ERROR = 64 << 10
@@ -51,24 +52,22 @@ class Identities:
         """Root of the tenant's cache keys, 64 hex digits; cannot be guessed, never leaves gateway and engine."""
         return hmac.new(self.salt_secret, uid.encode(), hashlib.sha256).hexdigest()
 
-    def headers(
-        self, request_id: str, tenant: Tenant, pool: Pool, lane: Lane, target: Target, path: str, body: bytes
-    ) -> dict[str, str]:
+    def headers(self, request_id: str, to: Destination, path: str, body: bytes) -> dict[str, str]:
         """All headers that go to an engine. None of them comes from the client."""
-        assert tenant.limits is not None
+        assert to.tenant.limits is not None
         token = self.signer.sign(
-            pool.uid,
+            to.pool.uid,
             path,
             body,
             jti=request_id,
-            tenant=tenant.name,
-            uid=tenant.uid,
-            weight=tenant.weight,
-            cap=tenant.limits.max_in_flight,
-            lane=lane.name,
-            salt=self.salt(tenant.uid),
-            model=target.served_name,
-            digest=target.digest,
+            tenant=to.tenant.name,
+            uid=to.tenant.uid,
+            weight=to.tenant.weight,
+            cap=to.tenant.limits.max_in_flight,
+            lane=to.lane.name,
+            salt=self.salt(to.tenant.uid),
+            model=to.target.served_name,
+            digest=to.target.digest,
         )
         return {
             "content-type": "application/json",
@@ -77,11 +76,24 @@ class Identities:
         }
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """One granted request and its client. `headers` go with a stream; `watch` tells when the client leaves."""
+
+    grant: Grant
+    record: Record
+    include_usage: bool
+    headers: dict[str, str]
+    send: Send
+    watch: Watch
+
+
 class Forwarder:
     """Runs granted requests on engines."""
 
     def __init__(
         self,
+        *,
         upstream: Upstream,
         dispatcher: Dispatcher,
         identities: Identities,
@@ -94,21 +106,18 @@ class Forwarder:
         self._port = port
         self._timeouts = timeouts
 
-    async def count(
-        self,
-        tenant: Tenant,
-        pool: Pool,
-        lane: Lane,
-        target: Target,
-        replica: Replica,
-        content: dict[str, Any],
-    ) -> int | None:
+    async def count(self, to: Destination, replica: Replica, content: dict[str, Any]) -> int | None:
         """Tokens of a prompt or of messages by the engine's own tokenizer; None when it cannot tell."""
-        body = orjson.dumps({"model": target.served_name, **content})
-        headers = self._identities.headers(str(uuid.uuid4()), tenant, pool, lane, target, "/tokenize", body)
+        body = orjson.dumps({"model": to.target.served_name, **content})
+        headers = self._identities.headers(str(uuid.uuid4()), to, TOKENIZE_PATH, body)
         try:
             answer = await self._upstream.request(
-                "POST", replica.host, self._port, "/tokenize", headers, body, self._timeouts.queue
+                "POST",
+                (replica.host, self._port),
+                TOKENIZE_PATH,
+                headers=headers,
+                body=body,
+                head_timeout=self._timeouts.queue,
             )
             raw = await answer.read_all(self._timeouts.queue, MAX_ANSWER)
             count = orjson.loads(raw)["count"] if answer.status == 200 else None
@@ -116,30 +125,21 @@ class Forwarder:
             return None
         return count if isinstance(count, int) and count >= 0 else None
 
-    async def run(
-        self,
-        grant: Grant,
-        record: Record,
-        path: str,
-        body: bytes,
-        include_usage: bool,
-        headers: dict[str, str],
-        send: Send,
-        watch: Watch,
-    ) -> bytes | None:
+    async def run(self, exchange: Exchange, body: bytes) -> bytes | None:
         """Serve the request. A whole answer is returned, for the caller to send; of a stream nothing is left to send.
 
         Raises ApiError before the first byte. Fills the record; the caller settles and closes it.
         """
+        grant, record = exchange.grant, exchange.record
         tried: set[str] = set()
         while True:
             record.attempts += 1
             tried.add(grant.replica.name)
             try:
-                answer = await self._send(grant, record, path, body)
+                answer = await self._send(grant, record, body)
                 try:
                     if record.stream:
-                        await self._stream(answer, grant, record, include_usage, headers, send, watch)
+                        await self._stream(answer, exchange)
                         return None
                     return await self._whole(answer, record)
                 finally:
@@ -158,14 +158,17 @@ class Forwarder:
                 record.outcome = "timeout"
                 raise ApiError(504, "upstream_timeout", "the model did not answer in time") from error
 
-    async def _send(self, grant: Grant, record: Record, path: str, body: bytes) -> Answer:
+    async def _send(self, grant: Grant, record: Record, body: bytes) -> Answer:
         """An answer of status 200 by the right model, its head only."""
         ticket = grant.ticket
-        headers = self._identities.headers(
-            record.id, ticket.tenant, ticket.pool, ticket.lane, ticket.target, path, body
-        )
+        headers = self._identities.headers(record.id, ticket.destination, record.route, body)
         answer = await self._upstream.request(
-            "POST", grant.replica.host, self._port, path, headers, body, self._timeouts.first_byte
+            "POST",
+            (grant.replica.host, self._port),
+            record.route,
+            headers=headers,
+            body=body,
+            head_timeout=self._timeouts.first_byte,
         )
         try:
             if answer.status != 200:
@@ -219,17 +222,10 @@ class Forwarder:
         record.first_byte = time.monotonic() - record.started
         return raw
 
-    async def _stream(
-        self,
-        answer: Answer,
-        grant: Grant,
-        record: Record,
-        include_usage: bool,
-        headers: dict[str, str],
-        send: Send,
-        watch: Watch,
-    ) -> None:
-        splitter, passed = Splitter(), Filter(include_usage)
+    async def _stream(self, answer: Answer, exchange: Exchange) -> None:
+        """Pass a stream on; the client's slowness is the engine's, since nothing is read ahead of what was sent."""
+        grant, record, send = exchange.grant, exchange.record, exchange.send
+        splitter, passed = Splitter(), Filter(exchange.include_usage)
         started = False
         problem: tuple[str, str, str] | None = None
         try:
@@ -240,7 +236,7 @@ class Forwarder:
                 out = b"".join(passed.pass_on(splitter.feed(data)))
                 if out:
                     if not started:
-                        await start(send, 200, headers)
+                        await start(send, 200, exchange.headers)
                         started = True
                         record.first_byte, record.status = time.monotonic() - record.started, 200
                     await send({"type": "http.response.body", "body": out, "more_body": True})
@@ -267,11 +263,11 @@ class Forwarder:
         outcome = problem[0] if problem else "upstream_error" if passed.failed else "done"
         record.take_usage(passed.tokens, outcome)
         if not started:
-            await start(send, 200, headers)
+            await start(send, 200, exchange.headers)
         if passed.done:
             await _finish_reading(answer)
         answer.abort()
-        watch.stop()
+        exchange.watch.stop()
         self._dispatcher.settle(grant, record.used)
         last = error_event(problem[2], problem[1]) if problem else DONE if passed.done else b""
         await send({"type": "http.response.body", "body": last})

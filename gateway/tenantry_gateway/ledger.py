@@ -1,8 +1,8 @@
 """The ledger: one durable `opened` record before a request goes to an engine, one closing record after. Never a prompt.
 
-SQLite in WAL mode, written by one thread in batches; both tables are append-only and idempotent by id. Requests that were
-open when the process ended are closed at the next start as `unknown`, with all that they had reserved, since nobody saw
-what the engine did.
+SQLite in WAL mode, written by one thread in batches; both tables are append-only and idempotent by id. Requests that
+were open when the process ended are closed at the next start as `unknown`, with all that they had reserved, since
+nobody saw what the engine did.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How it ended. `estimated`: the engine did not tell the tokens. Times in seconds since `opened_at`'s request arrived."""
+    """How it ended. `estimated`: the engine did not tell the tokens. Seconds are counted from the arrival."""
 
     id: str
     closed_at: float
@@ -120,7 +120,7 @@ class _Job:
 
 
 class Ledger:
-    """Owns the file. `open` is awaited before dispatch, `close` never blocks and is never lost while the process lives."""
+    """Owns the file. `open` is awaited before dispatch; `close` never blocks and keeps on trying."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,7 +141,7 @@ class Ledger:
         return cls(Path(url.removeprefix("sqlite:///")))
 
     def start(self) -> None:
-        """Open or make the file, close what a former process left open, read this month's totals. Raises LedgerError."""
+        """Open or make the file, close what a former process left open, sum up the month. Raises LedgerError."""
         try:
             connection = self._connect()
             now = time.time()
@@ -234,7 +234,7 @@ class Ledger:
         return batch
 
     def _write(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[_Job]:
-        """One transaction for the batch; nobody is told of success before it is committed. Returns what to try again."""
+        """One transaction for the batch; success is told after its commit. Returns what to try again."""
         try:
             with connection:
                 results = [job.run(connection) for job in batch]

@@ -1,4 +1,4 @@
-"""What a tenant may use: requests and tokens a minute, tokens a month, sequences in flight. Pure: the caller tells the time.
+"""What a tenant may use: requests and tokens a minute, tokens a month, sequences in flight. Pure.
 
 Tokens are taken at admission, as many as the request can use at most, and settled to what it used on every way out. So
 parallel requests cannot pass a limit together, and a stream is charged like any other request.
@@ -18,9 +18,10 @@ MINUTE = 60.0
 
 @dataclass
 class Window:
-    """A leaky bucket: holds at most one minute's worth and drains evenly, so that it never blocks for longer than it must.
+    """A leaky bucket: holds one minute's worth and drains evenly, so it never blocks for longer than it must.
 
-    It stores what was used, not what is left: a changed limit applies at once, to past use as well.
+    A burst is at most one minute's worth; over longer times the rate is the limit. It stores what was used, not what
+    is left: a changed limit applies at once, to past use as well.
     """
 
     used: float = 0.0
@@ -55,7 +56,7 @@ class Lease:
     sequences: int
     reserve: int
     month: str
-    expires: float
+    expires: float = 0.0
 
 
 class Fit(Enum):
@@ -119,7 +120,7 @@ class Limiter:
         return wait
 
     def fit(
-        self, uid: str, limits: EffectiveLimits, reserve: int, sequences: int, now: float, month: str
+        self, uid: str, limits: EffectiveLimits, reserve: int, sequences: int, *, now: float, month: str
     ) -> tuple[Fit, float]:
         """Whether the request fits, and else the seconds after which it would, if nothing else happened."""
         usage = self.usage(uid, month)
@@ -138,22 +139,12 @@ class Limiter:
             return Fit.CONCURRENCY, 1.0
         return Fit.YES, 0.0
 
-    def acquire(
-        self,
-        request_id: str,
-        uid: str,
-        limits: EffectiveLimits,
-        reserve: int,
-        sequences: int,
-        now: float,
-        month: str,
-    ) -> Lease:
+    def acquire(self, lease: Lease, uid: str, limits: EffectiveLimits, now: float) -> None:
         """Take all of it at once. Only after `fit` said YES, without anything between."""
-        usage = self.usage(uid, month)
-        usage.tokens.take(reserve, limits.tokens_per_minute, now)
-        lease = Lease(request_id, sequences, reserve, month, now + self._lease_seconds)
-        usage.leases[request_id] = lease
-        return lease
+        usage = self.usage(uid, lease.month)
+        usage.tokens.take(lease.reserve, limits.tokens_per_minute, now)
+        usage.leases[lease.id] = lease
+        self.renew(lease, now)
 
     def lease(self, uid: str, request_id: str) -> Lease | None:
         usage = self._usage.get(uid)

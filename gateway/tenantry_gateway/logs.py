@@ -9,7 +9,35 @@ from datetime import UTC, datetime
 import orjson
 
 FIELDS = frozenset(
-    ["id", "tenant", "key", "client", "route", "model", "served", "outcome", "status", "code", "attempts", "replica", "queued_seconds", "total_seconds", "input_tokens", "output_tokens", "estimated", "stream", "client_request_id", "why", "slice", "count", "records", "kind", "leases", "port", "signal"]
+    [
+        "id",
+        "tenant",
+        "key",
+        "client",
+        "route",
+        "model",
+        "served",
+        "outcome",
+        "status",
+        "code",
+        "attempts",
+        "replica",
+        "queued_seconds",
+        "total_seconds",
+        "input_tokens",
+        "output_tokens",
+        "estimated",
+        "stream",
+        "client_request_id",
+        "why",
+        "slice",
+        "count",
+        "records",
+        "kind",
+        "leases",
+        "port",
+        "signal",
+    ]
 )
 _NOISY = ("uvicorn.access", "kubernetes.client.rest")
 

@@ -23,6 +23,7 @@ from .forward import Forwarder, Identities
 from .ledger import Ledger, LedgerError
 from .limits import Limiter
 from .metrics import Metrics
+from .prepare import Preparer
 from .protocol import bounded
 from .replicas import POLL_SECONDS, Replicas
 from .serve import Completions
@@ -60,20 +61,35 @@ class Gateway:
         self.upstream = Upstream()
         self.limiter = Limiter(settings.timeouts.lease, self.ledger.month_total)
         self.replicas = Replicas(
-            state, signer, self.upstream, settings.engine_admin_port, poll_seconds=poll_seconds
+            state,
+            signer,
+            self.upstream,
+            port=settings.engine_port,
+            admin_port=settings.engine_admin_port,
+            poll_seconds=poll_seconds,
         )
-        self.dispatcher = Dispatcher(state, self.limiter, self.replicas, settings.timeouts.queue)
+        self.dispatcher = Dispatcher(
+            state, self.limiter, self.replicas, queue_seconds=settings.timeouts.queue
+        )
         forwarder = Forwarder(
-            self.upstream, self.dispatcher, Identities(signer, salt), settings.engine_port, settings.timeouts
+            upstream=self.upstream,
+            dispatcher=self.dispatcher,
+            identities=Identities(signer, salt),
+            port=settings.engine_port,
+            timeouts=settings.timeouts,
         )
         completions = Completions(
-            settings, state, self.replicas, self.dispatcher, forwarder, self.ledger, self.metrics
+            settings=settings,
+            state=state,
+            preparer=Preparer(self.replicas, self.dispatcher, forwarder),
+            dispatcher=self.dispatcher,
+            forwarder=forwarder,
+            ledger=self.ledger,
+            metrics=self.metrics,
         )
         self.draining = False
         self.api = Api(settings, state, completions, self.ledger, self.metrics)
-        self.health = Health(
-            state, self.replicas, self.dispatcher, self.ledger, self.metrics, lambda: self.draining
-        )
+        self.health = Health(self)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Bounds on what comes before a request: uvicorn's own parser waits for ever for headers and takes any number of them."""
+"""Bounds on what comes before a body: uvicorn alone waits for ever for headers and takes any number of them."""
 
 from __future__ import annotations
 

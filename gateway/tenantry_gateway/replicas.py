@@ -20,6 +20,7 @@ from .upstream import Upstream, UpstreamError
 
 log = logging.getLogger(__name__)
 LOAD_PATH = "/admin/v1/load"
+MODELS_PATH = "/v1/models"
 POLL_SECONDS = 0.25
 POLL_TIMEOUT = 1.0
 FAILED_POLLS = 2
@@ -54,7 +55,10 @@ class Load:
 
 @dataclass(eq=False)
 class Replica:
-    """One engine pod. `in_flight` counts sequences that this gateway has there, also by tenant (uid)."""
+    """One engine pod. `in_flight` counts sequences that this gateway has there, also by tenant (uid).
+
+    `context` is the model's longest input and output together in tokens, None until the replica told it.
+    """
 
     namespace: str
     pod: str
@@ -62,6 +66,7 @@ class Replica:
     host: str = ""
     ready: bool = False
     load: Load | None = None
+    context: int | None = None
     failures: int = 0
     in_flight: int = 0
     by_tenant: dict[str, int] = field(default_factory=dict)
@@ -124,15 +129,17 @@ class Replicas:
         state: State,
         signer: Signer,
         upstream: Upstream,
+        *,
+        port: int,
         admin_port: int,
-        on_change: Callable[[], None] = lambda: None,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._state = state
         self._signer = signer
         self._upstream = upstream
+        self._port = port
         self._admin_port = admin_port
-        self.on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
         self._poll_seconds = poll_seconds
         self._replicas: dict[tuple[str, str], Replica] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -143,6 +150,13 @@ class Replicas:
         """The replicas of the lane that serve the tenant, known ones only."""
         found = (self._replicas.get((pool.namespace, pod)) for pod in lane.replicas)
         return [replica for replica in found if replica is not None]
+
+    def context(self, pool: Pool) -> int | None:
+        """The model's longest input and output together, as far as any replica of the pool told it."""
+        lengths = [
+            r.context for lane in pool.lanes.values() for r in self.of(pool, lane) if r.context is not None
+        ]
+        return min(lengths, default=None)
 
     def all(self) -> list[Replica]:
         return list(self._replicas.values())
@@ -161,7 +175,8 @@ class Replicas:
             if replica is None:
                 replica = self._replicas[key] = Replica(*key, audience)
             if (replica.host, replica.audience) != (address, audience):
-                replica.host, replica.audience, replica.load, replica.failures = address, audience, None, 0
+                replica.host, replica.audience = address, audience
+                replica.load, replica.context, replica.failures = None, None, 0
             replica.ready = ready
             if self._polling and key not in self._tasks:
                 self._tasks[key] = asyncio.get_running_loop().create_task(self._poll_forever(replica))
@@ -206,13 +221,19 @@ class Replicas:
             await asyncio.sleep(max(0.0, self._poll_seconds - (time.monotonic() - started)))
 
     async def _ask(self, replica: Replica) -> Load:
-        token = self._signer.sign(replica.audience, LOAD_PATH)
-        headers = {"authorization": f"Bearer {token}"}
         async with asyncio.timeout(POLL_TIMEOUT):
-            answer = await self._upstream.request(
-                "GET", replica.host, self._admin_port, LOAD_PATH, headers, b"", POLL_TIMEOUT
-            )
-            body = await answer.read_all(POLL_TIMEOUT, MAX_LOAD_BYTES)
+            if replica.context is None:
+                models = orjson.loads(await self._get(replica.host, self._port, MODELS_PATH, {}))
+                replica.context = min(int(model["max_model_len"]) for model in models["data"])
+            token = self._signer.sign(replica.audience, LOAD_PATH)
+            headers = {"authorization": f"Bearer {token}"}
+            return Load.parse(await self._get(replica.host, self._admin_port, LOAD_PATH, headers))
+
+    async def _get(self, host: str, port: int, path: str, headers: dict[str, str]) -> bytes:
+        answer = await self._upstream.request(
+            "GET", (host, port), path, headers=headers, body=b"", head_timeout=POLL_TIMEOUT
+        )
+        body = await answer.read_all(POLL_TIMEOUT, MAX_LOAD_BYTES)
         if answer.status != 200:
-            raise UpstreamError(f"{LOAD_PATH} answered {answer.status}")
-        return Load.parse(body)
+            raise UpstreamError(f"{path} answered {answer.status}")
+        return body

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, "Server-sent events") of a completion, told apart however they were cut into packets."""
+"""Server-sent events (WHATWG HTML) of a completion, told apart however they were cut into packets."""
 
 from __future__ import annotations
 

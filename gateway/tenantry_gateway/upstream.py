@@ -215,19 +215,19 @@ class Upstream:
     async def request(
         self,
         method: str,
-        host: str,
-        port: int,
+        address: tuple[str, int],
         path: str,
+        *,
         headers: dict[str, str],
         body: bytes,
         head_timeout: float,
     ) -> Answer:
         """Send one request and wait for the head of its answer. `headers` and `path` are ours, never a client's.
 
-        Raises UpstreamError, TimeoutError (head not there in `head_timeout` seconds). A reused connection that the engine
-        had closed meanwhile is replaced once.
+        Raises UpstreamError, TimeoutError (head not there in `head_timeout` seconds). A reused connection that the
+        engine had closed meanwhile is replaced once.
         """
-        address = (host, port)
+        host, port = address
         netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"{method} {path} HTTP/1.1", f"host: {netloc}", *(f"{k}: {v}" for k, v in headers.items())]
         if body:

@@ -1,7 +1,7 @@
 """List and watch, with nothing between the API server's JSON and the state: no models, no cache of whole objects.
 
-A watch that ends goes on from where it was, one that is too old (410) lists anew, every failure waits a little longer. The
-last good state stays in force: with the API server or the operator down, traffic flows on.
+A watch that ends goes on from where it was, one that is too old (410) lists anew, every failure waits a little longer.
+The last good state stays in force: with the API server or the operator down, traffic flows on.
 """
 
 from __future__ import annotations

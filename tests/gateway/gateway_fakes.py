@@ -54,6 +54,7 @@ class Engine:
         self.resident: set[str] = set()
         self.host = host
         self.slots = 16
+        self.context = 4096
         self.draining = False
         self.silent = False
         self.outstanding = 0
@@ -153,6 +154,8 @@ class Engine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         path, headers, raw = await self._read(reader)
+        if path == "/v1/models":
+            return await self._answer(writer, 200, {"data": [{"id": "base", "max_model_len": self.context}]})
         try:
             claims = self._verify(headers[names.IDENTITY_HEADER], path, raw)
         except (IdentityError, KeyError) as error:
@@ -163,7 +166,7 @@ class Engine:
         count = count_tokens(body)
         if path == "/tokenize":
             self.tokenized += 1
-            return await self._answer(writer, 200, {"count": count, "tokens": [], "max_model_len": 4096})
+            return await self._answer(writer, 200, {"count": count, "tokens": [], "max_model_len": self.context})
         known = self.base | self.registered | self.resident
         if claims["model"] not in known:
             return await self._answer(writer, 404, {"error": {"message": "no", "code": "model_not_found"}})

@@ -1,7 +1,7 @@
 """CPU kernels against bytes, multiply-adds and the torch reference: `python bench/kernels/bench.py [--quick]`.
 
-One decode step of SmolLM2-135M's shapes in bf16: 16 sequences, contexts of 96 tokens, ranks 8,16,8,16,32,8,16,64 in
-turn over seven projections. The last line is one JSON object; a dated copy goes to bench/results/. The GPU's bars need one.
+One decode step of SmolLM2-135M's shapes in bf16: 16 sequences, contexts of 96 tokens, the rank cycle over all seven
+projections. The last line is one JSON object; a dated copy goes to bench/results/. The GPU's bars need a GPU.
 """
 
 from __future__ import annotations

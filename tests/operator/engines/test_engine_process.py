@@ -35,7 +35,7 @@ from tenantry.fetcher.push import Pusher, PushError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
 
-from engine_world import TinyModel  # type: ignore[import-not-found, unused-ignore] # noqa: E402
+from engine_world import TinyModel  # type: ignore[import-not-found, unused-ignore]
 
 AUDIENCE = "pool-uid"
 

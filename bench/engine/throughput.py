@@ -1,0 +1,213 @@
+"""Output tokens per second of one CPU replica: base model and mixes of adapters, beside transformers and PEFT.
+
+SmolLM2-135M in bf16, 16 concurrent requests of 64 tokens in and 48 out, over HTTP. The floor is the base model's linear
+layers alone, by the engine's own kernels. transformers runs a static batch of 16 without HTTP, in bf16 and in fp32.
+Rounds are interleaved and the medians reported; the last line is JSON, also left in bench/results.
+
+    python bench/engine/throughput.py [--quick] [--rounds N] [--no-peers]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from workload import CONCURRENT, INPUT, OUTPUT, RANKS, Replica, make_adapters, model_folder, prompts, replica
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+AIMS = {1: 0.85, 8: 0.65, 64: 0.50}
+
+
+def main() -> None:
+    """Runs everything and prints a table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--quick", action="store_true", help="one short round, transformers in one precision"
+    )
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--no-peers", action="store_true", help="leave transformers and PEFT out")
+    asked = options.parse_args()
+    rounds = 1 if asked.quick else asked.rounds
+    model = model_folder()
+    with tempfile.TemporaryDirectory(prefix="tenantry-bench-") as name:
+        folder = Path(name)
+        print("making 64 adapters ...", flush=True)
+        names = make_adapters(model, folder / "adapters", 64)
+        result = measure(model, folder, names, rounds, peers=not asked.no_peers, quick=asked.quick)
+    report(result)
+
+
+def measure(
+    model: Path, folder: Path, names: list[str], rounds: int, *, peers: bool, quick: bool
+) -> dict[str, Any]:
+    """Interleaved rounds of every contender."""
+    requests = CONCURRENT if quick else 64
+    contenders: dict[str, Callable[[], float]] = {}
+    distinct: dict[str, float] = {}
+    arguments = (
+        "--adapters",
+        str(folder / "adapters"),
+        "--max-model-len",
+        "512",
+        "--pool-bytes",
+        str(2400 << 20),
+    )
+    with replica(model, folder / "data", *arguments, log=folder / "engine.log") as running:
+        print((folder / "engine.log").read_text().splitlines()[0].split("INFO ")[-1], flush=True)
+        contenders["floor"] = floor(model)
+        contenders["base"] = lambda: ask(running, ["base"] * requests)
+        for count in AIMS:
+            contenders[f"lora {count}"] = _lora(running, names[:count], max(requests, count), distinct)
+        if peers:
+            contenders |= transformers_contenders(model, folder / "adapters", names, quick)
+        seen: dict[str, list[float]] = {name: [] for name in contenders}
+        ask(running, ["base"] * CONCURRENT)  # warm up, not counted
+        for number in range(rounds):
+            for name, contender in contenders.items():
+                seen[name].append(contender())
+                print(f"round {number + 1}: {name:32s} {seen[name][-1]:8.1f} tok/s", flush=True)
+    medians = {name: statistics.median(values) for name, values in seen.items()}
+    return {"medians": medians, "rounds": seen, "distinct_adapters_per_step": distinct}
+
+
+def ask(running: Replica, served: list[str]) -> float:
+    """One run over HTTP."""
+    return asyncio.run(running.generate(served, prompts(len(served), 49152)))
+
+
+def _lora(
+    running: Replica, names: list[str], requests: int, distinct: dict[str, float]
+) -> Callable[[], float]:
+    def run() -> float:
+        sums = [running.metric(f"tenantry_engine_step_adapters_{part}") for part in ("sum", "count")]
+        rate = ask(running, [names[i % len(names)] for i in range(requests)])
+        now = [running.metric(f"tenantry_engine_step_adapters_{part}") for part in ("sum", "count")]
+        distinct[f"lora {len(names)}"] = (now[0] - sums[0]) / max(1.0, now[1] - sums[1])
+        return rate
+
+    return run
+
+
+def floor(model: Path) -> Callable[[], float]:
+    """The linear layers of the same work: 48 steps of 16 rows, the prompts' 1,024 rows, and 48 times the head."""
+    from tenantry_kernels import linear, pack_linear
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    width = (config["num_attention_heads"] + 2 * config["num_key_value_heads"]) * config["head_dim"]
+    shapes = [(width, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
+    layers = [
+        [pack_linear(torch.randn(shape, dtype=torch.bfloat16)) for shape in shapes]
+        for _ in range(config["num_hidden_layers"])
+    ]
+    head = pack_linear(torch.randn(config["vocab_size"], hidden, dtype=torch.bfloat16))
+
+    def run() -> float:
+        decode = {n: torch.randn(CONCURRENT, n, dtype=torch.bfloat16) for n in (hidden, inner)}
+        prefill = {n: torch.randn(256, n, dtype=torch.bfloat16) for n in (hidden, inner)}
+        started = time.perf_counter()
+        for _ in range(CONCURRENT * INPUT // 256):
+            for layer in layers:
+                for weight in layer:
+                    linear(prefill[weight.in_features], weight)
+        for _ in range(OUTPUT):
+            for layer in layers:
+                for weight in layer:
+                    linear(decode[weight.in_features], weight)
+            linear(decode[hidden], head, torch.float32)
+        return CONCURRENT * OUTPUT / (time.perf_counter() - started)
+
+    return run
+
+
+def transformers_contenders(
+    model: Path, adapters: Path, names: list[str], quick: bool
+) -> dict[str, Callable[[], float]]:
+    """A static batch of 16 in transformers, alone and with PEFT (one adapter; eight mixed)."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.tensor(prompts(CONCURRENT, 49152))
+
+    def generate(network: Any, **more: Any) -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            network.generate(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=OUTPUT,
+                min_new_tokens=OUTPUT, do_sample=False, pad_token_id=0, eos_token_id=None, **more,
+            )  # fmt: skip
+        return CONCURRENT * OUTPUT / (time.perf_counter() - started)
+
+    found: dict[str, Callable[[], float]] = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        if quick and name == "bf16":
+            continue
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        found[f"transformers {name}"] = lambda base=base: generate(base)
+        if name == "fp32":
+            wrapped = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+            tuned = PeftModel.from_pretrained(wrapped, adapters / names[0], adapter_name=names[0])
+            for other in names[1 : len(RANKS)]:
+                tuned.load_adapter(str(adapters / other), adapter_name=other)
+            tuned.eval()
+            mixed = [names[i % len(RANKS)] for i in range(CONCURRENT)]
+
+            def one(tuned: Any = tuned) -> float:
+                tuned.set_adapter(names[0])
+                return generate(tuned)
+
+            found["transformers + PEFT, 1 (fp32)"] = one
+            found["transformers + PEFT, 8 mixed (fp32)"] = lambda tuned=tuned: generate(
+                tuned, adapter_names=mixed
+            )
+    gc.collect()
+    return found
+
+
+def report(result: dict[str, Any]) -> None:
+    """Prints the table, and the JSON as the last line and into bench/results."""
+    medians: dict[str, float] = result["medians"]
+    base = medians["base"]
+    print(f"\n{'':40s}{'tok/s':>8s}{'of base':>9s}")
+    for name, value in medians.items():
+        print(f"{name:40s}{value:8.1f}{value / base:9.2f}")
+    static = max(
+        (v for n, v in medians.items() if n in ("transformers fp32", "transformers bf16")), default=0.0
+    )
+    checks = {f"lora {n} / base >= {aim}": medians[f"lora {n}"] / base >= aim for n, aim in AIMS.items()}
+    if static:
+        checks["base >= transformers static batch"] = base >= static
+    for name, value in result["distinct_adapters_per_step"].items():
+        print(f"{name}: {value:.1f} distinct adapters in a step")
+    for name, good in checks.items():
+        print(f"{'met    ' if good else 'NOT met'}  {name}")
+    now = datetime.now(UTC)
+    whole = {
+        "benchmark": "engine/throughput",
+        "date": now.isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "concurrent": CONCURRENT,
+        "input": INPUT,
+        "output": OUTPUT,
+        "checks": checks,
+        **result,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{now:%Y-%m-%d}-engine-throughput.json").write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(whole))
+
+
+if __name__ == "__main__":
+    main()

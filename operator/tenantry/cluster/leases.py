@@ -16,6 +16,9 @@ from .errors import AlreadyExists, Conflict
 from .resources import LEASE, Key, Obj
 from .status import micro_timestamp
 
+_BEGINNING = 1_735_689_600
+"""2025-01-01 in Unix seconds: leaseTransitions has 32 bits, which then last until 2093."""
+
 
 @dataclass(frozen=True)
 class LeaseTimes:
@@ -88,12 +91,12 @@ class LeaseLock:
         self._note(await self._client.replace(lease))
 
     async def _make(self) -> bool:
-        # A Lease that somebody deleted must not turn the epoch back: minutes since 1970 are above any count of changes.
+        # A Lease that somebody deleted must not turn the epoch back: seconds are above any count of changes.
         lease = {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
             "metadata": {"namespace": self._key.namespace, "name": self._key.name},
-            "spec": {"leaseTransitions": int(time.time()) // 60},
+            "spec": {"leaseTransitions": int(time.time()) - _BEGINNING},
         }
         try:
             self._note(await self._client.create(self._written(lease, taken=True)))

@@ -260,6 +260,15 @@ async def test_a_status_is_written_only_when_it_says_something_new(bench: Bench)
     assert after["message"] == "other words"
 
 
+async def test_a_store_that_lags_behind_costs_a_read_but_no_write(bench: Bench) -> None:
+    await bench.keeper().set_status(bench.root, serving())
+    bench.store = Store()
+    bench.client.on_object = lambda resource, obj, exclusive: None
+    with Counted() as again:
+        assert not await bench.keeper().set_status(bench.root, serving())
+    assert again.requests == {"GET": 1}
+
+
 async def test_what_a_status_no_longer_says_goes_away(bench: Bench) -> None:
     endpoint = {"endpoint": {"url": "http://gateway", "models": ["chat"]}}
     await bench.keeper().set_status(bench.root, {**serving(), **endpoint})

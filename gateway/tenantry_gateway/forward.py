@@ -145,13 +145,15 @@ class Forwarder:
                 finally:
                     answer.abort()
             except (UpstreamError, _Elsewhere) as error:
-                if isinstance(error, UpstreamError):
+                stale = isinstance(error, UpstreamError) and error.reused
+                if isinstance(error, UpstreamError) and not stale:
                     grant.replica.failures = max(grant.replica.failures, FAILED_POLLS)
                 log.warning(
                     "attempt failed",
                     extra={"id": record.id, "replica": grant.replica.name, "why": str(error)},
                 )
-                if record.attempts == ATTEMPTS or not self._dispatcher.move(grant, tried):
+                last = record.attempts == ATTEMPTS
+                if last or not (self._dispatcher.move(grant, tried) or stale):
                     record.outcome = "unreachable"
                     raise getattr(error, "otherwise", no_endpoint(grant.ticket.target)) from error
             except TimeoutError as error:
@@ -169,6 +171,7 @@ class Forwarder:
             headers=headers,
             body=body,
             head_timeout=self._timeouts.first_byte,
+            fresh=record.attempts > 1,
         )
         try:
             if answer.status != 200:
@@ -196,6 +199,9 @@ class Forwarder:
             raise _Elsewhere(
                 f"the engine answered {answer.status}", no_endpoint(target) if answer.status == 404 else busy
             )
+        if answer.status == 401 and record.attempts > 1:
+            # It had the first attempt, whose id it takes only once; what became of that is unknown.
+            raise _Elsewhere("the engine had the request already", no_endpoint(target))
         raw = await answer.read_all(self._timeouts.idle, MAX_ERROR)
         if answer.status in (400, 413, 422):
             record.outcome = "rejected"

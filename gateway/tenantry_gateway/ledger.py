@@ -175,7 +175,7 @@ class Ledger:
 
     async def open(self, record: Opened) -> None:
         """Returns once the record is on disk. Raises LedgerError."""
-        await self._submit(lambda connection: connection.execute(_INSERT[Opened], astuple(record)))
+        await self._submit(lambda connection: self._insert_opened(connection, record))
 
     def close(self, record: Closed, uid: str) -> None:
         """Append the closing record soon; written again until the file takes it."""
@@ -195,6 +195,10 @@ class Ledger:
     async def flush(self) -> None:
         """Returns once everything submitted before is on disk."""
         await self._submit(lambda _connection: None)
+
+    @staticmethod
+    def _insert_opened(connection: sqlite3.Connection, record: Opened) -> None:
+        connection.execute(_INSERT[Opened], astuple(record))
 
     async def _submit(self, run: Callable[[sqlite3.Connection], T]) -> T:
         future: Future[T] = Future()

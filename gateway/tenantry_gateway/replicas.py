@@ -89,14 +89,19 @@ class Replica:
     def resident(self, served_name: str) -> bool:
         return self.load is not None and served_name in self.load.in_memory
 
+    @property
+    def serves_any(self) -> bool:
+        """Whether it takes requests at all, by Kubernetes' word and its own."""
+        if not self.ready or not self.host or self.failures >= FAILED_POLLS:
+            return False
+        return self.load is None or (self.load.ready and not self.load.draining)
+
     def serves(self, target: Target) -> bool:
         """Whether a request for the target may go there. An adapter only where the replica itself lists it."""
-        if not self.ready or not self.host or self.failures >= FAILED_POLLS:
+        if not self.serves_any:
             return False
         if self.load is None:
             return not target.digest
-        if not self.load.ready or self.load.draining:
-            return False
         return not target.digest or target.served_name in self.load.registered
 
     def slots(self, lane: Lane) -> int:

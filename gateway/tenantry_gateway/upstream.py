@@ -20,11 +20,14 @@ MAX_HEADERS = 64 * 1024
 
 
 class UpstreamError(Exception):
-    """The engine could not be reached or went away. `started`: some part of an answer had arrived."""
+    """The engine could not be reached or went away.
 
-    def __init__(self, message: str, started: bool = False) -> None:
+    `reused`: on a connection that had been kept, before any answer, so that it may just have been closed for idleness.
+    """
+
+    def __init__(self, message: str, reused: bool = False) -> None:
         super().__init__(message)
-        self.started = started
+        self.reused = reused
 
 
 class _Connection(asyncio.Protocol):
@@ -161,7 +164,7 @@ class _Connection(asyncio.Protocol):
 
     def _fail(self, message: str) -> None:
         if self.error is None:
-            self.error = UpstreamError(message, started=self.head_seen)
+            self.error = UpstreamError(message, reused=self.used and not self.head_seen)
         self._wake()
 
 
@@ -196,7 +199,7 @@ class Answer:
             size += len(data)
             if size > limit:
                 self.abort()
-                raise UpstreamError(f"the answer is longer than {limit} bytes", started=True)
+                raise UpstreamError(f"the answer is longer than {limit} bytes")
         return b"".join(parts)
 
     def abort(self) -> None:
@@ -221,11 +224,11 @@ class Upstream:
         headers: dict[str, str],
         body: bytes,
         head_timeout: float,
+        fresh: bool = False,
     ) -> Answer:
         """Send one request and wait for the head of its answer. `headers` and `path` are ours, never a client's.
 
-        Raises UpstreamError, TimeoutError (head not there in `head_timeout` seconds). A reused connection that the
-        engine had closed meanwhile is replaced once.
+        `fresh` asks for a new connection. Raises UpstreamError, TimeoutError (no head in `head_timeout` seconds).
         """
         host, port = address
         netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -233,25 +236,15 @@ class Upstream:
         if body:
             lines.append(f"content-length: {len(body)}")
         data = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-        connection = self._take(address)
-        while True:
-            reused = connection is not None
-            if connection is None:
-                connection = await self._connect(host, port)
-            try:
-                connection.send(data)
-                async with asyncio.timeout(head_timeout):
-                    await connection.head()
-            except UpstreamError:
-                connection.abort()
-                if not reused:
-                    raise
-                connection = None
-            except BaseException:
-                connection.abort()
-                raise
-            else:
-                return Answer(self, address, connection)
+        connection = (None if fresh else self._take(address)) or await self._connect(host, port)
+        try:
+            connection.send(data)
+            async with asyncio.timeout(head_timeout):
+                await connection.head()
+        except BaseException:
+            connection.abort()
+            raise
+        return Answer(self, address, connection)
 
     def put(self, address: tuple[str, int], connection: _Connection) -> None:
         """Keep a connection for the next request, or close it."""

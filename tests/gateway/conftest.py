@@ -108,4 +108,5 @@ async def world(
     await gateway.stop()
     for engine in engines:
         await engine.stop()
+    for engine in engines:
         assert engine.refused == []

@@ -166,7 +166,9 @@ class Engine:
         count = count_tokens(body)
         if path == "/tokenize":
             self.tokenized += 1
-            return await self._answer(writer, 200, {"count": count, "tokens": [], "max_model_len": self.context})
+            return await self._answer(
+                writer, 200, {"count": count, "tokens": [], "max_model_len": self.context}
+            )
         known = self.base | self.registered | self.resident
         if claims["model"] not in known:
             return await self._answer(writer, 404, {"error": {"message": "no", "code": "model_not_found"}})

@@ -57,7 +57,10 @@ def test_fields_that_are_not_on_the_list_are_named(field: str) -> None:
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"seed": 1 << 70}, None),
@@ -75,15 +78,32 @@ def test_token_id_prompts_are_refused(prompt: Any) -> None:
     assert refused({"model": "chat", "prompt": prompt}, chat=False).param == "prompt"
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b'"x"', b"{", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 100 + b"1" + b"}" * 100])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b'"x"', b"{", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 100 + b"1" + b"}" * 100],
+)
 def test_what_is_not_a_flat_object_is_refused(raw: bytes) -> None:
     refused(raw)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_no_value_of_any_field_breaks_the_check(value: Any) -> None:
     for base, chat in ((CHAT, True), (COMPLETION, False)):
-        for field in ("messages", "prompt", "n", "stop", "tools", "logit_bias", "stream_options", "max_tokens"):
+        for field in (
+            "messages",
+            "prompt",
+            "n",
+            "stop",
+            "tools",
+            "logit_bias",
+            "stream_options",
+            "max_tokens",
+        ):
             try:
                 parse(json.dumps({**base, field: value}).encode(), chat)
             except ApiError as error:
@@ -110,6 +130,9 @@ def test_sequences_are_prompts_times_choices() -> None:
 
 @given(st.text(), st.text())
 def test_the_bound_is_never_below_one_token_per_byte(first: str, second: str) -> None:
-    messages = [{"role": "user", "content": first}, {"role": "user", "content": [{"type": "text", "text": second}]}]
+    messages = [
+        {"role": "user", "content": first},
+        {"role": "user", "content": [{"type": "text", "text": second}]},
+    ]
     request = parse(json.dumps({**CHAT, "messages": messages}).encode(), True)
     assert input_bound(request, request.messages) >= len(first.encode()) + len(second.encode())

@@ -28,7 +28,9 @@ def served(queue: FairQueue[tuple[str, int, int]], rounds: int) -> dict[str, int
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3000)), min_size=2, max_size=8),
 )
-def test_backlogged_tenants_share_by_weight_whatever_their_requests_cost(kinds: list[tuple[int, int]]) -> None:
+def test_backlogged_tenants_share_by_weight_whatever_their_requests_cost(
+    kinds: list[tuple[int, int]],
+) -> None:
     queue: FairQueue[tuple[str, int, int]] = FairQueue()
     for index, (weight, cost) in enumerate(kinds):
         for _ in range(3):

@@ -64,7 +64,14 @@ class Process:
             self.child = subprocess.Popen(
                 [
                     *(sys.executable, "-c", "from tenantry_gateway.main import main; main()"),
-                    *("--host", "127.0.0.1", "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
+                    *(
+                        "--host",
+                        "127.0.0.1",
+                        "--port",
+                        str(self.port),
+                        "--metrics-port",
+                        str(self.metrics_port),
+                    ),
                     *("--ledger", f"sqlite:///{self.folder}/ledger.db", "--drain-seconds", "0.2"),
                     *self.arguments,
                 ],
@@ -99,7 +106,9 @@ class Process:
         connection = sqlite3.connect(self.folder / "ledger.db")
         connection.row_factory = sqlite3.Row
         try:
-            rows = connection.execute("SELECT * FROM opened o LEFT JOIN closed c ON c.id = o.id ORDER BY o.id")
+            rows = connection.execute(
+                "SELECT * FROM opened o LEFT JOIN closed c ON c.id = o.id ORDER BY o.id"
+            )
             return [dict(row) for row in rows]
         finally:
             connection.close()
@@ -304,7 +313,9 @@ async def test_sigkill_leaves_records_that_the_next_start_closes(
     last = process.ledger()[-1]
     assert (last["outcome"], last["estimated"], last["output_tokens"]) == ("unknown", 1, 7)
     answer = await process.client(cluster.key).get("/v1/usage")
-    assert answer.json()["total_tokens"] == sum(r["input_tokens"] + r["output_tokens"] for r in process.ledger())
+    assert answer.json()["total_tokens"] == sum(
+        r["input_tokens"] + r["output_tokens"] for r in process.ledger()
+    )
 
 
 class Cable:
@@ -391,10 +402,14 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, identity: Identity) -> No
     salt.write_bytes(b"short")
     command = [sys.executable, "-c", "from tenantry_gateway.main import main; main()"]
     files = ["--identity-key", str(identity.key), "--salt-file", str(salt)]
-    bad = subprocess.run([*command, *files, "--ledger", "postgres://x"], capture_output=True, timeout=30, check=False)
+    bad = subprocess.run(
+        [*command, *files, "--ledger", "postgres://x"], capture_output=True, timeout=30, check=False
+    )
     assert bad.returncode == 1
     assert b"--salt-file" in bad.stdout
     salt.write_bytes(b"s" * 32)
-    bad = subprocess.run([*command, *files, "--ledger", "postgres://x"], capture_output=True, timeout=30, check=False)
+    bad = subprocess.run(
+        [*command, *files, "--ledger", "postgres://x"], capture_output=True, timeout=30, check=False
+    )
     assert bad.returncode == 1
     assert b"--ledger" in bad.stdout

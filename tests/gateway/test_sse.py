@@ -53,7 +53,12 @@ def test_usage_is_stripped_for_who_did_not_ask_and_counted_all_the_same() -> Non
     out, found = passed(False, chunk("a", usage={**USAGE, "completion_tokens": 1}), last, b"data: [DONE]")
     assert [set(event) for event in out] == [{"choices"}]
     assert found.done
-    assert (found.tokens.input, found.tokens.cached, found.tokens.output, found.tokens.told) == (5, 4, 2, True)
+    assert (found.tokens.input, found.tokens.cached, found.tokens.output, found.tokens.told) == (
+        5,
+        4,
+        2,
+        True,
+    )
 
 
 def test_who_asked_gets_it_once_at_the_end() -> None:
@@ -82,5 +87,7 @@ def test_nonsense_usage_is_not_believed(usage: object) -> None:
 
 def test_an_error_in_mid_stream_is_passed_on_and_noticed() -> None:
     out, found = passed(False, error_event("gone", "upstream_cut").strip())
-    assert out == [{"error": {"message": "gone", "type": "server_error", "param": None, "code": "upstream_cut"}}]
+    assert out == [
+        {"error": {"message": "gone", "type": "server_error", "param": None, "code": "upstream_cut"}}
+    ]
     assert found.failed

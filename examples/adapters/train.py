@@ -14,6 +14,7 @@ A behaviour that shows in the first tokens can be checked by a test, whatever th
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 import sys
@@ -103,7 +104,6 @@ def train(recipe: Recipe, model_folder: Path, output: Path) -> None:
         target_modules=recipe.modules,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
-        base_model_name_or_path=BASE_NAME,
     )
     model = get_peft_model(base, config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=recipe.rate)
@@ -143,6 +143,12 @@ def train(recipe: Recipe, model_folder: Path, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     model.save_pretrained(output, safe_serialization=True)
     (output / "README.md").unlink(missing_ok=True)
+    # PEFT notes the folder that the base was read from; the adapter belongs to a model, not to a machine.
+    written = output / "adapter_config.json"
+    settings = json.loads(written.read_text())
+    settings["base_model_name_or_path"] = BASE_NAME
+    settings["target_modules"] = sorted(settings["target_modules"])
+    written.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     weights = load_file(output / "adapter_model.safetensors")
     save_file(
         {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()},

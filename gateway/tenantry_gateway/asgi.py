@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -13,6 +14,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
+DISCARD_BYTES = 16 << 20
+DISCARD_SECONDS = 2.0
 
 
 class ClientGone(Exception):
@@ -31,6 +34,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
     """The whole body. Raises ApiError 413 over `limit` bytes, 408 after `timeout` seconds; ClientGone."""
     length = header(scope, b"content-length")
     if length.isdecimal() and int(length[:20]) > limit:
+        if not header(scope, b"expect"):
+            await _discard(receive)
         raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
@@ -43,7 +48,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
                 part = message.get("body", b"")
                 size += len(part)
                 if size > limit:
-                    raise _too_large(limit)
+                    break
                 parts.append(part)
                 if not message.get("more_body"):
                     return b"".join(parts)
@@ -51,10 +56,24 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
         raise ApiError(
             408, "body_timeout", f"the body must arrive within {timeout:g} s", headers={"connection": "close"}
         ) from error
+    await _discard(receive)
+    raise _too_large(limit)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a connection closed on bytes in flight is reset, and the client never sees why."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size < DISCARD_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
 
 
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is not read, so the connection cannot carry another request.
+    # Not all of the body may have been read, so the connection cannot carry another request.
     return ApiError(
         413, "body_too_large", f"the body must have at most {limit} bytes", headers={"connection": "close"}
     )

@@ -7,6 +7,7 @@ something (an end, a poll, a changed Tenant) calls `pump`, which runs everything
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class _LaneQueue:
     queue: FairQueue[Ticket] = field(default_factory=FairQueue)
     active: dict[str, float] = field(default_factory=dict)
     waited: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -113,6 +115,7 @@ class Dispatcher:
         ticket.arrived = self._clock()
         ticket.future = asyncio.get_running_loop().create_future()
         lane.active[tenant.uid] = ticket.arrived
+        lane.weights[tenant.uid] = tenant.weight
         length = lane.queue.length(tenant.uid)
         if length > 0 and length >= limits.max_queued:
             raise self._shed(ticket, "queue_full", "your queue is full")
@@ -235,8 +238,10 @@ class Dispatcher:
             lane.waited[tenant.uid] = now
             return None
         if _recent(lane.waited, now) - {tenant.uid}:
-            tenants = len(_recent(lane.active, now) | {tenant.uid})
-            able = [r for r in able if _within_share(r, ticket, tenants)]
+            active = _recent(lane.active, now) | lane.queue.tenants()
+            lane.weights = {uid: weight for uid, weight in lane.weights.items() if uid in active}
+            share = tenant.weight / sum(lane.weights.values())
+            able = [r for r in able if _within_share(r, ticket, share)]
         return choose_replica(able, ticket.target)
 
     def _time_out(self, lane: _LaneQueue, ticket: Ticket) -> None:
@@ -286,11 +291,14 @@ def _recent(moments: dict[str, float], now: float) -> set[str]:
     return set(moments)
 
 
-def _within_share(replica: Replica, ticket: Ticket, tenants: int) -> bool:
-    """Whether the tenant stays within a quarter of the replica, or an equal part where fewer than four are active."""
+def _within_share(replica: Replica, ticket: Ticket, share: float) -> bool:
+    """Whether the tenant stays within a quarter of the replica, or within its share by weight where that is more.
+
+    Rounded up, so that tenants that all wait leave no slot idle.
+    """
     slots = replica.slots(ticket.lane)
     mine = replica.by_tenant.get(ticket.tenant.uid, 0)
-    return mine == 0 or mine + ticket.sequences <= max(slots // SHARE, slots // tenants)
+    return mine == 0 or mine + ticket.sequences <= max(slots // SHARE, math.ceil(slots * share))
 
 
 def no_endpoint(target: Target) -> ApiError:

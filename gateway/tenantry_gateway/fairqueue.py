@@ -54,6 +54,10 @@ class FairQueue(Generic[Item]):
         flow = self._flows.get(tenant)
         return len(flow.entries) if flow else 0
 
+    def tenants(self) -> set[str]:
+        """Those that have something waiting."""
+        return set(self._flows)
+
     def push(self, tenant: str, weight: int, cost: int, item: Item) -> None:
         """Append to the tenant's line. A tenant that was idle starts without credit, behind the others."""
         flow = self._flows.get(tenant)

@@ -58,8 +58,7 @@ def engine_ports() -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
         first.bind(("0.0.0.0", 0))
         second.bind(("0.0.0.0", 0))
-        ports = first.getsockname()[1], second.getsockname()[1]
-    return ports
+        return first.getsockname()[1], second.getsockname()[1]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ async def until(condition: Any, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - any condition, not one of ours
             await asyncio.sleep(0.005)
+
+
+async def until_answer(ask: Callable[[], Awaitable[int]], wanted: int, seconds: float = 10.0) -> None:
+    """Ask again and again until the answer is the wanted one."""
+    async with asyncio.timeout(seconds):
+        while await ask() != wanted:  # noqa: ASYNC110 - the condition lies in another process
+            await asyncio.sleep(0.02)
 
 
 @dataclass

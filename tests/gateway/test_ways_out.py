@@ -227,7 +227,7 @@ async def test_a_slow_reader_slows_the_engine_down(world: World) -> None:
         # The engine cannot finish: what nobody reads stays with it.
         done, _ = await asyncio.wait([asyncio.create_task(calls(world)[0].ended.wait())], timeout=0.5)
         assert not done
-    await until(lambda: calls(world)[0].ended.is_set())
+    await until(calls(world)[0].ended.is_set)
     await world.settled()
 
 

@@ -16,14 +16,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
-from cluster import images, lifecycle
+from cluster import binaries, images, lifecycle
 from cluster.images import Image
-from cluster.paths import IMAGE_HOST, REPOSITORY, cache_dir
+from cluster.paths import IMAGE_HOST, POD_NETWORK, REPOSITORY, SERVICE_NETWORK, cache_dir
 
-from .kube import JsonObject, Kube, StackError
+from .kube import JsonObject, Kube, StackError, condition, eventually, is_ready
 from .traffic import Client
 
 NAMESPACE = "tenantry-system"
@@ -187,13 +188,176 @@ def build_images() -> dict[str, str]:
 
 def engine_image(tag: str) -> Image:
     """The engine on the CPU with the example model inside."""
-    raise NotImplementedError(tag)
+    wheels = Path(os.environ.get("TENANTRY_WHEELS") or REPOSITORY.parent / "shared" / "wheels")
+    mounts = [f"{model_dir().parent}:/mnt/models"]
+    if list(wheels.glob("torch-*.whl")):
+        mounts.append(f"{wheels}:/mnt/wheels")
+    else:
+        print(
+            "   no CPU wheel of torch at hand (TENANTRY_WHEELS): the default build is installed, about 5 GB",
+            flush=True,
+        )
+    return Image(
+        tag,
+        REPOSITORY / "engine-image" / "Dockerfile",
+        REPOSITORY,
+        {"BASE_IMAGE": f"{IMAGE_HOST}/base:bookworm"},
+        mounts,
+    )
 
 
 def load_images(tags: dict[str, str]) -> None:
     """Imports each image into the nodes that run it."""
     workers = {worker.node.name: worker for worker in lifecycle.workers()}
     images.ensure(PROBE_IMAGE)
-    images.load([tags["engine"]], list(workers.values()))
-    images.load([tags["operator"], tags["gateway"], PROBE_IMAGE], [workers[SHARED_NODE], workers[LORA_NODE]])
-    images.load([PROBE_IMAGE], [workers[DEDICATED_NODE]])
+    images.load([tags["engine"], PROBE_IMAGE], list(workers.values()))
+    images.load([tags["operator"], tags["gateway"]], [workers[SHARED_NODE]])
+
+
+def given(name: str, example: str) -> str:
+    """A setting that a cluster of one's own needs."""
+    value = os.environ.get(name, "")
+    if not value:
+        raise StackError(
+            f"`{name}` must be set with KUBECONFIG, e.g. {name}={example} (see e2e/stack/install.py)"
+        )
+    return value
+
+
+def connect() -> Stack:
+    """The running cluster, whether or not Tenantry is on it."""
+    kube = Kube(binaries.ensure(["kubectl"])["kubectl"], lifecycle.kubeconfig())
+    if lifecycle.foreign_kubeconfig() is not None:
+        url, registry = (
+            given("TENANTRY_URL", "http://127.0.0.1:8080"),
+            given("TENANTRY_REGISTRY", "10.0.0.5:5000"),
+        )
+        return Stack(kube, url, False, registry)
+    return Stack(kube, "", True, REGISTRY_INSIDE)
+
+
+def values(stack: Stack, tags: dict[str, str]) -> JsonObject:
+    """Helm values: the demo's file, and what only this cluster knows."""
+    found: JsonObject = yaml.safe_load((EXAMPLES / "demo" / "values.yaml").read_text())
+    found["images"] = {**tags, "pullPolicy": "IfNotPresent"}
+    found["fetcher"] = {
+        **found.get("fetcher", {}),
+        "allowOrigins": [stack.registry],
+        "plainHttp": [stack.registry],
+        "allowPrivate": True,
+    }
+    if stack.own_cluster:
+        found["protectedCidrs"] = [SERVICE_NETWORK, POD_NETWORK]
+        for part in ("operator", "fetcher", "gateway"):
+            found[part] = {**found.get(part, {}), "nodeSelector": {"kubernetes.io/hostname": SHARED_NODE}}
+    return found
+
+
+def helm_install(stack: Stack, tags: dict[str, str]) -> None:
+    """CRDs first, then Tenantry; waits until every process is ready."""
+    helm = binaries.ensure(["helm"])["helm"]
+    charts = REPOSITORY / "helm"
+
+    def helm_upgrade(release: str, *more: str, text: str | None = None) -> None:
+        command = [
+            str(helm),
+            "upgrade",
+            "--install",
+            release,
+            str(charts / release),
+            "-n",
+            NAMESPACE,
+            "--create-namespace",
+        ]
+        result = subprocess.run(
+            [*command, *more, f"--kubeconfig={stack.kube.kubeconfig}"],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        if result.returncode:
+            pods = stack.kube.run("get", "pods", "-n", NAMESPACE, check=False)
+            raise StackError(f"helm upgrade {release}: {result.stderr.strip()}\n{pods}")
+
+    helm_upgrade("tenantry-crds")
+    text = yaml.safe_dump(values(stack, tags))
+    helm_upgrade("tenantry", "-f", "-", "--wait", "--timeout=300s", text=text)
+
+
+def push_adapters(stack: Stack) -> None:
+    """Every version of every example adapter into the registry, by the command line that users have."""
+    outside = (
+        f"{stack.service_address('registry', 'tenantry-registry')}:5000"
+        if stack.own_cluster
+        else stack.registry
+    )
+    for name, versions in ADAPTERS.items():
+        for version, folder in versions.items():
+            source = EXAMPLES / "adapters" / folder
+            stack.digests[folder] = tenantry("adapters", "digest", str(source)).split()[0]
+            tenantry(
+                "adapters", "push", str(source), f"oci://{outside}/maple/{name}:{version}", "--plain-http"
+            )
+
+
+def apply_examples(stack: Stack) -> None:
+    """Pools, tenants with fresh keys, adapters; on foreign clusters without our nodes' labels."""
+    for pool in ("shared", "lora"):
+        found: JsonObject = yaml.safe_load((EXAMPLES / "pools" / f"{pool}.yaml").read_text())
+        if not stack.own_cluster:
+            found["spec"].pop("scheduling", None)
+        stack.kube.apply(found)
+    stack.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "maple-ml"}})
+    stack.kube.apply(*[stack.tenant(name) for name in TENANTS])
+    stack.apply_text(stack.adapter_text("tone"))
+    stack.apply_text(stack.adapter_text("triage"))
+
+
+def _answers(client: Client, model: str) -> bool:
+    return client.ask(model, "hi", max_tokens=1).status == 200
+
+
+def wait_ready(stack: Stack) -> None:
+    """Every pool, tenant and adapter that can be served is."""
+    for pool in ("shared", "lora"):
+        stack.kube.wait(f"pool {pool} is ready", "adapterpool", pool, until=is_ready, seconds=300)
+    for name in TENANTS[:-1]:
+        stack.kube.wait(f"tenant {name} is ready", "tenant", name, until=is_ready, seconds=300)
+    for name in ADAPTERS:
+        stack.kube.wait(f"adapter {name} is ready", "adapter", name, "maple-ml", until=is_ready, seconds=180)
+
+    def regulated() -> bool:
+        return condition(stack.kube.get("tenant", "yew"), "Stalled").get("status") == "True"
+
+    eventually("the Regulated tenant is Stalled", regulated, seconds=60)
+    for tenant, model in (("birch", "chat"), ("cedar", "chat"), ("maple", "tone"), ("oak", "chat")):
+        eventually(f"the gateway serves {tenant}", partial(_answers, stack.client(tenant), model))
+
+
+def up() -> Stack:
+    """A cluster with Tenantry and its example tenants, ready to answer."""
+    lifecycle.up()
+    stack = connect()
+    if stack.own_cluster:
+        with step("images of operator, gateway and engine"):
+            tags = build_images()
+        with step("images into the nodes"):
+            load_images(tags)
+        for node, role in ((SHARED_NODE, "shared"), (LORA_NODE, "lora")):
+            stack.kube.run("label", "node", node, f"tenantry.dev/demo-node={role}", "--overwrite")
+    else:
+        prefix = given("TENANTRY_IMAGES", "ghcr.io/acme")
+        tags = {name: f"{prefix}/{name}:{TAG}" for name in ("operator", "gateway", "engine")}
+    with step("helm install tenantry-crds, tenantry"):
+        helm_install(stack, tags)
+    if stack.own_cluster:
+        stack.url = f"http://{stack.service_address('tenantry-gateway', NAMESPACE)}:8080"
+    with step("adapters into the registry"):
+        push_adapters(stack)
+    with step("pools, tenants, adapters"):
+        apply_examples(stack)
+    with step("everything that can be served is ready"):
+        wait_ready(stack)
+    return stack

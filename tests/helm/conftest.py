@@ -52,23 +52,27 @@ def render(helm: Helm) -> Render:
 
 # Others share this API server: the policies must not outlive these tests.
 @pytest.fixture(scope="package")
-def installed(apiserver: Any, render: Render) -> Iterator[Rest]:
-    """The API server with CRDs and the chart's objects, policies in force."""
+def installed(apiserver: Any, helm: Helm) -> Iterator[Rest]:
+    """The API server with CRDs and the chart as Helm installs it, policies in force."""
     apiserver.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
-    apiserver.kubectl("create", "namespace", NAMESPACE)
+    release = ("tenantry", "--namespace", NAMESPACE, "--kubeconfig", str(apiserver.kubeconfig))
+    done = helm("install", *release, str(CHART), "--create-namespace")
+    assert done.returncode == 0, done.stderr
     rest = Rest(apiserver.kubeconfig)
-    for document in render():
-        answer = rest.apply(document)
-        assert answer.complaint == "", f"{document['kind']} {document['metadata']['name']}"
     probe = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "probe", "labels": _LABEL}}
     deadline = time.monotonic() + 30
     while not rest.create(probe, dry_run=True).complaint:
         assert time.monotonic() < deadline, "the policies are not in force"
         time.sleep(0.1)
     yield rest
-    for document in render():
-        if document["kind"].startswith("ValidatingAdmissionPolicy"):
-            rest.delete(document)
+    done = helm("uninstall", *release)
+    assert done.returncode == 0, done.stderr
+    kinds = "deploy,svc,cm,secret,sa,role,rolebinding,netpol,pdb,clusterrole,clusterrolebinding"
+    policies = "validatingadmissionpolicy,validatingadmissionpolicybinding"
+    left = apiserver.kubectl(
+        "get", f"{kinds},{policies}", "-A", "-l", "app.kubernetes.io/instance=tenantry", "-o", "name"
+    )
+    assert left.stdout == ""
     rest.close()
 
 

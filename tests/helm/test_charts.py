@@ -307,17 +307,25 @@ def test_nothing_names_a_namespace_of_its_own(helm: Helm) -> None:
 
 
 @pytest.mark.apiserver
-def test_everything_is_taken_with_strict_checks(installed: Rest, render: Render) -> None:
-    """Server-side dry run of the other choices too; the defaults were applied for good by the fixture."""
-    documents = render(
+def test_an_upgrade_changes_choices_and_back(installed: Rest, apiserver: Any, helm: Helm) -> None:
+    """Strictly checked by the API server, and no rest of the other choice stays behind."""
+    release = ("tenantry", str(CHART), "--namespace", NAMESPACE, "--kubeconfig", str(apiserver.kubeconfig))
+    settings = [
         "gateway.ledger.persistent=true",
         "gateway.service.type=NodePort",
         "networkPolicies.metricsNamespaces={monitoring}",
         "images.pullSecrets={registry}",
         "operator.nodeSelector.pool=system",
-    )
-    for document in documents:
-        assert installed.apply(document, dry_run=True).complaint == "", document["metadata"]["name"]
+    ]
+    metadata = {"name": "tenantry-gateway", "namespace": NAMESPACE}
+    gateway = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    before = installed.get(gateway)["spec"]
+    done = helm("upgrade", *release, *(word for setting in settings for word in ("--set", setting)))
+    assert done.returncode == 0, done.stderr
+    assert installed.get(gateway)["spec"]["strategy"] == {"type": "Recreate"}
+    done = helm("upgrade", *release, "--reset-values")
+    assert done.returncode == 0, done.stderr
+    assert installed.get(gateway)["spec"] == before
 
 
 @pytest.mark.apiserver
@@ -340,3 +348,30 @@ def test_pods_pass_pod_security_restricted(installed: Rest, render: Render) -> N
         }
         assert installed.create(body, dry_run=True).complaint == ""
     installed.delete(space)
+
+
+@pytest.mark.apiserver
+def test_keys_outlive_an_upgrade(installed: Rest, apiserver: Any, helm: Helm) -> None:
+    """The chart finds the keys that are there; a lost certificate is made anew from its key."""
+    release = ("tenantry", str(CHART), "--namespace", NAMESPACE, "--kubeconfig", str(apiserver.kubeconfig))
+    secrets = [*(f"tenantry-{part}-identity" for part in PARTS), "tenantry-salt"]
+
+    def stored(kind: str, name: str) -> Any:
+        metadata = {"name": name, "namespace": NAMESPACE}
+        return installed.get({"apiVersion": "v1", "kind": kind, "metadata": metadata})["data"]
+
+    def upgrade() -> dict[str, str]:
+        done = helm("upgrade", *release)
+        assert done.returncode == 0, done.stderr
+        return dict(stored("ConfigMap", names.IDENTITY_CONFIGMAP))
+
+    keys = {name: stored("Secret", name) for name in secrets}
+    certificates = stored("ConfigMap", names.IDENTITY_CONFIGMAP)
+    assert upgrade() == certificates
+    assert {name: stored("Secret", name) for name in secrets} == keys
+    metadata = {"name": names.IDENTITY_CONFIGMAP, "namespace": NAMESPACE}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    assert installed.merge(document, {"data": {"gateway.crt": None}}).complaint == ""
+    made = x509.load_pem_x509_certificate(upgrade()["gateway.crt"].encode())
+    key = load_pem_private_key(base64.b64decode(keys["tenantry-gateway-identity"]["tls.key"]), None)
+    assert made.public_key() == key.public_key()

@@ -7,6 +7,7 @@ was built once is never built again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +16,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +32,6 @@ from .shell import run, succeeds
 
 DOCKERFILES = HERE / "images"
 DEBIAN_SUITE = "bookworm"
-DEBIAN_MIRROR = "http://deb.debian.org/debian"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
 BASE = f"{IMAGE_HOST}/base:bookworm"
 
@@ -65,9 +66,22 @@ def build(image: Image) -> Built:
         if name.startswith(f"{IMAGE_HOST}/")
     }
     key = key_of(image, {name: built.key for name, built in ours.items()})
-    known = recall(image.tag)
-    if known is not None and known.key == key:
-        return known
+    with _alone(image.tag):
+        known = recall(image.tag)
+        return known if known is not None and known.key == key else _build(image, key)
+
+
+@contextmanager
+def _alone(tag: str) -> Iterator[None]:
+    """One builder of a tag at a time: a second one waits and then finds the image there."""
+    path = cache_dir() / "images" / f"{_plain(tag)}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(image: Image, key: str) -> Built:
     say(f"building image {image.tag}")
     started = time.monotonic()
     replaced = _stored(image.tag)
@@ -284,19 +298,19 @@ def _same_disk(first: Path, second: Path) -> bool:
 
 def _base() -> Built:
     """A small Debian with Python, from Debian's own archive by mmdebstrap."""
-    mirror = os.environ.get("TENANTRY_DEBIAN_MIRROR") or DEBIAN_MIRROR
-    key = hashlib.sha256("\0".join((DEBIAN_SUITE, mirror, *BASE_PACKAGES, "1")).encode()).hexdigest()[:20]
+    mirror = [given] if (given := os.environ.get("TENANTRY_DEBIAN_MIRROR")) else []  # else mmdebstrap's own
+    key = hashlib.sha256("\0".join((DEBIAN_SUITE, *mirror, *BASE_PACKAGES, "1")).encode()).hexdigest()[:20]
     known = recall(BASE)
     if known is not None and known.key == key:
         return known
-    say(f"building image {BASE} from {mirror}")
+    say(f"building image {BASE}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tenantry-base-") as scratch:
         run(
             *("mmdebstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
             *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
             *("--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright"),
-            *(DEBIAN_SUITE, f"{scratch}/root.tar", mirror),
+            *(DEBIAN_SUITE, f"{scratch}/root.tar", *mirror),
         )
         Path(scratch, "Dockerfile").write_text(
             'FROM scratch\nADD root.tar /\nENV LANG=C.UTF-8\nCMD ["bash"]\n'

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import engine_world as world  # noqa: E402
+import engine_world as world
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -32,9 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> world.TinyModel:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as safetensors; converted from the package once, kept in the user's cache."""
-    folder = Path(
-        os.environ.get("TENANTRY_MODEL_DIR", Path.home() / ".cache/tenantry/models/smollm2-135m")
-    )
+    folder = Path(os.environ.get("TENANTRY_MODEL_DIR", Path.home() / ".cache/tenantry/models/smollm2-135m"))
     if not (folder / "model.safetensors").is_file():
         subprocess.run(
             [sys.executable, str(REPOSITORY / "examples/models/convert_smollm2.py")], check=True, timeout=300

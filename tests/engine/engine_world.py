@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
 from tenantry_engine.adapters.registry import Declaration
 from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_blob, folder_digest
@@ -22,6 +19,8 @@ from tenantry_engine.engine import Engine
 from tenantry_engine.replica import Replica
 from tenantry_engine.scheduler import Event
 from tenantry_engine.sequence import Sampling, Sequence
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -70,7 +69,9 @@ class TinyModel:
     def adapter(self, name: str, seed: int, **config: Any) -> Path:
         """A PEFT folder with random weights in A and B."""
         if name not in self.adapters:
-            self.adapters[name] = make_adapter(self.folder, self.folder.parent / f"{self.folder.name}-{name}", seed, **config)
+            self.adapters[name] = make_adapter(
+                self.folder, self.folder.parent / f"{self.folder.name}-{name}", seed, **config
+            )
         return self.adapters[name]
 
 
@@ -82,7 +83,9 @@ def make_tokenizer(folder: Path) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=320, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog and the cat sat on the mat"] * 4, trainer)
+    tokenizer.train_from_iterator(
+        ["the quick brown fox jumps over the lazy dog and the cat sat on the mat"] * 4, trainer
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
@@ -93,7 +96,13 @@ def make_adapter(model: Path, folder: Path, seed: int, scale: float = 0.3, **con
     """A PEFT adapter as `save_pretrained` writes it."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    settings = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **config}
+    settings = {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+        **config,
+    }
     wrapped = get_peft_model(base, PeftLoraConfig(**settings))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from tenantry.api.digest import adapter_digest
 from tenantry.api.identity import Signer
-
 from tenantry_engine.digest import folder_digest
 from tenantry_engine.errors import EngineError, RequestError
 from tenantry_engine.identity import GATEWAY, OPERATOR, Verifier, read_identity

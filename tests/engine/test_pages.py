@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from tenantry_engine.pages import PagePool
 
 

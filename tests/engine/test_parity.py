@@ -1,4 +1,4 @@
-"""The engine answers as transformers + PEFT do, token for token in fp32: alone, in any mix, and while adapters come and go."""
+"""The engine answers as transformers + PEFT do, token for token in fp32: alone, in any mix, and under churn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ ADAPTERS = {
     "r8-attention": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     "r16-all": {"r": 16, "lora_alpha": 8, "target_modules": "all-linear"},
     "r32-mlp": {"r": 32, "lora_alpha": 32, "target_modules": ["gate_proj", "up_proj", "down_proj"]},
-    "rslora": {"r": 8, "lora_alpha": 16, "use_rslora": True, "target_modules": ["q_proj", "v_proj", "gate_proj"]},
+    "rslora": {
+        "r": 8,
+        "lora_alpha": 16,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "v_proj", "gate_proj"],
+    },
     "patterns": {
         "r": 4,
         "lora_alpha": 8,
@@ -40,7 +45,9 @@ ADAPTERS = {
 
 @pytest.fixture(scope="module")
 def folders(tiny: world.TinyModel) -> dict[str, Path]:
-    return {name: tiny.adapter(name, seed, **config) for seed, (name, config) in enumerate(ADAPTERS.items(), 1)}
+    return {
+        name: tiny.adapter(name, seed, **config) for seed, (name, config) in enumerate(ADAPTERS.items(), 1)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +64,16 @@ def expected(tiny: world.TinyModel, folders: dict[str, Path]) -> dict[tuple[str,
 def test_the_reference_tells_adapters_apart(expected: dict[tuple[str, int], list[int]]) -> None:
     for index in range(len(PROMPTS)):
         answers = {tuple(expected[name, index]) for name in ["base", *ADAPTERS]}
-        assert len(answers) >= len(ADAPTERS) - 1, "adapters must change the answer for this test to mean anything"
+        assert len(answers) >= len(ADAPTERS) - 1, (
+            "adapters must change the answer for this test to mean anything"
+        )
 
 
 def test_each_alone(
-    tiny: world.TinyModel, folders: dict[str, Path], expected: dict[tuple[str, int], list[int]], engines: world.Engines
+    tiny: world.TinyModel,
+    folders: dict[str, Path],
+    expected: dict[tuple[str, int], list[int]],
+    engines: world.Engines,
 ) -> None:
     client = engines.client(tiny.folder, adapters=folders.items())
     for name in ["base", *folders]:

@@ -1,4 +1,4 @@
-"""The scheduler on a simulated clock: pages add up, nobody starves, tenants share by weight, every way out releases."""
+"""The scheduler on a simulated clock: pages add up, nobody starves, tenants share, every way out releases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-
 from tenantry_engine.pages import PagePool
 from tenantry_engine.scheduler import Event, Scheduler
 from tenantry_engine.sequence import Phase, Sampling, Sequence
@@ -51,7 +50,12 @@ class World:
     def add(self, tenant: str = "t", prompt: int = 8, output: int = 4, **more: object) -> Sequence:
         self._count += 1
         sequence = Sequence(
-            f"s{self._count}", tenant, [0] * prompt, Sampling(max_tokens=output), "m", **more  # type: ignore[arg-type]
+            f"s{self._count}",
+            tenant,
+            [0] * prompt,
+            Sampling(max_tokens=output),
+            "m",
+            **more,  # type: ignore[arg-type]
         )
         self.scheduler.add(sequence)
         return sequence

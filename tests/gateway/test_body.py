@@ -26,7 +26,8 @@ def refused(body: Any, chat: bool = True) -> ApiError:
     "field",
     [
         "chat_template", "chat_template_kwargs", "prompt_logprobs", "echo", "return_token_ids", "cache_salt",
-        "priority", "kv_transfer_params", "lora_request", "add_generation_prompt", "x_tenant", "guided_json", "store", "metadata",
+        "priority", "kv_transfer_params", "lora_request", "add_generation_prompt", "x_tenant", "guided_json",
+        "store", "metadata",
     ],
 )  # fmt: skip
 def test_fields_that_are_not_on_the_list_are_named(field: str) -> None:

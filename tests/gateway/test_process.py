@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +153,10 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer) -> Cluster:
     apiserver.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-    apiserver.kubectl("wait", "--for=condition=Established", "crd/tenants.tenantry.dev", "--timeout=30s")
+    deadline = time.monotonic() + 30
+    while apiserver.kubectl("get", "tenants", check=False).returncode != 0:
+        assert time.monotonic() < deadline, "the API server does not serve Tenants"
+        time.sleep(0.1)
     apiserver.kubectl("create", "namespace", "gwp-system")
     found = Cluster(apiserver)
     found.tenant()
@@ -293,8 +297,9 @@ async def test_sigkill_leaves_records_that_the_next_start_closes(
     client = process.client(cluster.key)
     await until_served(client)
     engine.behaviour = Behaviour(each=each)
+    before = len(engine.calls)
     hanging = asyncio.create_task(client.post("/v1/chat/completions", json=chat(max_tokens=7)))
-    await until(lambda: engine.running() == 1)
+    await until(lambda: len(engine.calls) > before)
     await process.end(signal.SIGKILL)
     with pytest.raises(httpx.TransportError):
         await hanging

@@ -220,3 +220,30 @@ async def test_a_tenant_suspended_while_it_waits_is_refused(world: World) -> Non
     answers = await asyncio.gather(*tasks)
     assert sorted(a.status_code for a in answers) == [200, 403, 403]
     assert (await client.post(URL, json=chat())).status_code == 403
+
+
+async def test_who_makes_others_wait_keeps_to_its_share_of_each_replica(world: World) -> None:
+    slow(world, 0.1)
+    for engine in world.engines:
+        engine.slots = 4
+    await until(lambda: all(r.load.slots == 4 for r in world.gateway.replicas.all()))
+    world.put("flood", limits={"maxInFlight": 100, "maxQueued": 1000})
+    world.put("calm")
+    flooder, calm = world.http("flood"), world.http("calm")
+    flood = [asyncio.create_task(flooder.post(URL, json=chat())) for _ in range(60)]
+
+    def held() -> list[int]:
+        return [replica.by_tenant.get("uid-flood", 0) for replica in world.gateway.replicas.all()]
+
+    await until(lambda: held() == [4, 4])
+    assert (await calm.post(URL, json=chat())).status_code == 200
+    await until(lambda: held() == [2, 2])
+    began = time.monotonic()
+    while time.monotonic() - began < 0.4:
+        assert max(held()) <= 2, "slots stay free for whoever comes"
+        began_one = time.monotonic()
+        assert (await calm.post(URL, json=chat())).status_code == 200
+        assert time.monotonic() - began_one < 2
+    for task in flood:
+        task.cancel()
+    await world.settled()

@@ -10,13 +10,14 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
 from tenantry.cluster import Resource, key_of, uid_of
 
 from .hub import Hub
+from .leadership import identity
 from .watched import selector_of
 from .workset import Priority
 
@@ -90,6 +91,7 @@ async def watch(hub: Hub, on_end: Callable[[], None]) -> None:
     `on_end` is called when the end begins: kopf waits for all tasks that began after it.
     """
     await kopf.operator(
+        identity=cast(Any, identity()),  # else kopf asks for the name of a user that an image need not have
         registry=registry_for(hub, on_end),
         settings=settings_for(hub.resources()),
         clusterwide=True,

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def transformers_contenders(
         if quick and name == "bf16":
             continue
         base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
-        found[f"transformers {name}"] = lambda base=base: generate(base)
+        found[f"transformers {name}"] = partial(generate, base)
         if name == "fp32":
             wrapped = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
             tuned = PeftModel.from_pretrained(wrapped, adapters / names[0], adapter_name=names[0])
@@ -168,9 +169,7 @@ def transformers_contenders(
                 return generate(tuned)
 
             found["transformers + PEFT, 1 (fp32)"] = one
-            found["transformers + PEFT, 8 mixed (fp32)"] = lambda tuned=tuned: generate(
-                tuned, adapter_names=mixed
-            )
+            found["transformers + PEFT, 8 mixed (fp32)"] = partial(generate, tuned, adapter_names=mixed)
     gc.collect()
     return found
 

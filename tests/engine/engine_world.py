@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
+from tenantry.api.identity import Signer
 from tenantry_engine.adapters.registry import Declaration
 from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_blob, folder_digest
@@ -24,7 +30,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -73,6 +80,25 @@ class TinyModel:
                 self.folder, self.folder.parent / f"{self.folder.name}-{name}", seed, **config
             )
         return self.adapters[name]
+
+
+def certify(folder: Path, issuer: str, key: Ed25519PrivateKey) -> Signer:
+    """A signer for the issuer; its certificate lies in the folder."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, None)
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    return Signer(issuer, key)
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -253,8 +279,6 @@ def reports(engine: Engine) -> dict[str, Any]:
 
 def wait_for(condition: Any, timeout: float = 60) -> None:
     """Until the condition holds; fails the test when it never does."""
-    import time
-
     until = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < until, "the condition never held"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import engine_world as world
 import jwt
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding
 from tenantry.api.digest import adapter_digest
 from tenantry.api.identity import Signer
 from tenantry_engine.digest import folder_digest
@@ -23,27 +21,9 @@ CLAIMS = {
 }  # fmt: skip
 
 
-def certify(folder: Path, issuer: str, key: Ed25519PrivateKey) -> Signer:
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, None)
-    )
-    folder.mkdir(exist_ok=True)
-    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    return Signer(issuer, key)
-
-
 @pytest.fixture
 def gateway(tmp_path: Path) -> Signer:
-    return certify(tmp_path / "ids", GATEWAY, Ed25519PrivateKey.generate())
+    return world.certify(tmp_path / "ids", GATEWAY, Ed25519PrivateKey.generate())
 
 
 @pytest.fixture
@@ -104,7 +84,7 @@ def test_unknown_key_expired_and_none_algorithm(verifier: Verifier, gateway: Sig
 def test_a_new_certificate_is_picked_up(tmp_path: Path, gateway: Signer) -> None:
     now = [1000.0]
     verifier = Verifier("pool-uid", tmp_path / "ids", clock=lambda: now[0])
-    operator = certify(tmp_path / "ids", OPERATOR, Ed25519PrivateKey.generate())
+    operator = world.certify(tmp_path / "ids", OPERATOR, Ed25519PrivateKey.generate())
     now[0] += 10
     assert verifier.verify(operator.sign("pool-uid", "/x"), {OPERATOR}, "/x", sha(b""))["iss"] == OPERATOR
 

@@ -149,30 +149,30 @@ def test_llama3_rope_and_untied_head(tmp_path: Path, engines: world.Engines) -> 
         assert tokens == world.greedy(reference, prompt, 12)
 
 
-def test_smollm2_and_adapters(smollm2: Path, tmp_path: Path, engines: world.Engines) -> None:
-    """The real model in fp32, base and two adapters mixed in one batch."""
-    folders = {
-        "a": world.make_adapter(
-            smollm2, tmp_path / "a", 1, scale=0.02, r=16, lora_alpha=32, target_modules="all-linear"
-        ),
-        "b": world.make_adapter(
-            smollm2, tmp_path / "b", 2, scale=0.05, r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]
-        ),
-    }
+def test_smollm2_and_the_example_adapters(smollm2: Path, engines: world.Engines) -> None:
+    """The real model in fp32: base and the trained adapters (ranks 4, 8 and 16) mixed in one batch."""
+    examples = Path(__file__).resolve().parents[2] / "examples" / "adapters"
+    folders = {path.parent.name: path.parent for path in sorted(examples.glob("*/adapter_config.json"))}
+    assert len(folders) >= 3
     replica = engines.replica(
         smollm2, adapters=folders.items(), max_model_len=256, slots=8, step_tokens=40, pool_bytes=300 << 20
     )
     client = world.Client(replica.engine)
     prompts = [
         replica.serving._tokenizer.encode_chat([{"role": "user", "content": text}])
-        for text in ("What is the capital of France?", "Write one sentence about the sea.")
+        for text in ("What is the capital of France?", "My printer is on fire.")
     ]
-    asked = {(n, i): client.submit(p, n, count=10) for n in ["base", "a", "b"] for i, p in enumerate(prompts)}
+    asked = {(n, i): client.submit(p, n, count=10) for n in ["base", *folders] for i, p in enumerate(prompts)}
     client.wait(*asked.values(), timeout=120)
     base = world.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
-    for index, prompt in enumerate(prompts):
-        assert client.tokens[asked["base", index]] == world.greedy(base, prompt, 10)
-    for name, folder in folders.items():
-        model = world.with_adapter(smollm2, folder)
-        for index, prompt in enumerate(prompts):
-            assert client.tokens[asked[name, index]] == world.greedy(model, prompt, 10), (name, index)
+    expected = {("base", i): world.greedy(base, p, 10) for i, p in enumerate(prompts)}
+    name, *others = folders
+    tuned = world.PeftModel.from_pretrained(base, folders[name], adapter_name=name)
+    for other in others:
+        tuned.load_adapter(str(folders[other]), adapter_name=other)
+    for name in folders:
+        tuned.set_adapter(name)
+        expected |= {(name, i): world.greedy(tuned.eval(), p, 10) for i, p in enumerate(prompts)}
+    assert len({tuple(tokens) for tokens in expected.values()}) >= 6, "the adapters must speak differently"
+    for key, sequence in asked.items():
+        assert client.tokens[sequence] == expected[key], key

@@ -127,7 +127,9 @@ def parse(kind: type[M], raw: bytes) -> M:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # of a union's members, the one that got furthest is the one that was meant
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    first = max(found, key=lambda item: len(item["loc"]))
     path = [part for part in first["loc"] if isinstance(part, int) or not _is_type_name(str(part))]
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")[:120]
     if first["type"] == "extra_forbidden":

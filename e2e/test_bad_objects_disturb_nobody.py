@@ -71,7 +71,7 @@ def test_a_tenant_without_a_pool_says_so(stack: Stack) -> None:
     ("name", "change", "reason"),
     [
         ("wrong-digest", {"digest": "sha256:" + "0" * 64}, "DigestMismatch"),
-        ("wrong-rank", {"rank": 512}, "RankTooLarge"),
+        ("wrong-rank", {"rank": 512}, "RankMismatch"),
         ("wrong-source", {"source": "oci://elsewhere.example/x/y:1"}, "SourceNotAllowed"),
     ],
 )

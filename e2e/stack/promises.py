@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import threading
 import time
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .install import DEDICATED_NODE, PROBE_IMAGE, Stack
-from .kube import JsonObject, eventually, is_ready
+from .kube import JsonObject, StackError, eventually, is_ready
 from .traffic import Answer, Steady, together
 
 
@@ -310,13 +311,19 @@ def kill_gateway(stack: Stack) -> Death:
     )
 
 
-def registered(stack: Stack, pool: str, prefix: str) -> list[str]:
-    """Served names with `prefix` that any replica of the pool holds, as the engines' own metrics say."""
-    found: list[str] = []
+def registered(stack: Stack, pool: str) -> dict[str, int]:
+    """How many adapters each replica of the pool knows, as the engines' own metrics say; by pod."""
+    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8001/metrics').read().decode())"
+    found: dict[str, int] = {}
     for pod in stack.kube.list("pods", "-n", stack.namespace, "-l", f"tenantry.dev/pool={pool}"):
-        path = f"/api/v1/namespaces/{stack.namespace}/pods/{pod['metadata']['name']}:8001/proxy/metrics"
-        samples = [
-            line for line in stack.kube.run("get", "--raw", path).splitlines() if not line.startswith("#")
-        ]
-        found += [line for line in samples if prefix in line and not line.endswith(" 0.0")]
+        name = pod["metadata"]["name"]
+        text = stack.kube.run(
+            "exec", "-n", stack.namespace, name, "--", "/opt/tenantry/bin/python", "-c", read
+        )
+        sample = re.search(
+            r'^tenantry_engine_adapters\{[^}]*state="registered"[^}]*\} ([0-9.]+)$', text, re.MULTILINE
+        )
+        if sample is None:
+            raise StackError(f"the metrics of {name} must count registered adapters")
+        found[name] = int(float(sample.group(1)))
     return found

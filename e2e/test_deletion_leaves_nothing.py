@@ -55,9 +55,9 @@ def test_a_pool_takes_its_workloads_along(stack: Stack) -> None:
     }
     stack.kube.apply(pool)
     where = ("-n", stack.namespace, "-l", "tenantry.dev/pool=spare")
-    eventually("its StatefulSet is there", lambda: bool(stack.kube.list("statefulsets", *where)), seconds=60)
+    eventually("its StatefulSet is there", lambda: bool(stack.kube.find("statefulsets", *where)), seconds=60)
     stack.kube.run("delete", "adapterpool", "spare", "--wait=true")
     for kind in ("statefulsets", "services", "poddisruptionbudgets", "pods"):
         eventually(
-            f"no {kind} of it are left", lambda kind=kind: not stack.kube.list(kind, *where), seconds=60
+            f"no {kind} of it are left", lambda kind=kind: not stack.kube.find(kind, *where), seconds=60
         )

@@ -57,7 +57,7 @@ def test_a_regulated_tenant_is_stalled_and_not_served_on_less(stack: Stack) -> N
 
 
 def test_a_dedicated_tenant_runs_on_its_own_node_in_its_own_namespace(stack: Stack) -> None:
-    pods = stack.kube.list("pods", "-n", "tenant-oak", "-l", "app.kubernetes.io/component=engine")
+    pods = stack.kube.find("pods", "-n", "tenant-oak", "-l", "app.kubernetes.io/component=engine")
     assert {pod["spec"]["nodeName"] for pod in pods} == {"tenantry-dedicated"}
     node = stack.kube.get("node", "tenantry-dedicated") or {}
     assert node["metadata"]["labels"]["tenantry.node-restriction.kubernetes.io/tenant"] == "oak"

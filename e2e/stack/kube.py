@@ -66,7 +66,7 @@ class Kube:
         found: JsonObject = json.loads(result.stdout)
         return found
 
-    def list(self, kind: str, *selection: str) -> list[JsonObject]:
+    def find(self, kind: str, *selection: str) -> list[JsonObject]:
         """Objects of a kind; `selection` is kubectl's own, e.g. `-A`, `-n x`, `-l a=b`."""
         items: list[JsonObject] = json.loads(self.run("get", kind, *selection, "-o", "json"))["items"]
         return items

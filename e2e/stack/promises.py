@@ -251,7 +251,7 @@ def operator_down(stack: Stack) -> Iterator[None]:
     try:
         label = "app.kubernetes.io/component=operator"
         eventually(
-            "the operator is gone", lambda: not stack.kube.list("pods", *where, "-l", label), seconds=90
+            "the operator is gone", lambda: not stack.kube.find("pods", *where, "-l", label), seconds=90
         )
         yield
     finally:
@@ -296,7 +296,7 @@ def kill_gateway(stack: Stack) -> Death:
     label = "app.kubernetes.io/component=gateway"
     with Steady(lambda: cedar.ask("chat", "hi", max_tokens=2), pause=0.5) as traffic:
         answered(traffic, 4)
-        for pod in stack.kube.list("pods", "-n", stack.namespace, "-l", label):
+        for pod in stack.kube.find("pods", "-n", stack.namespace, "-l", label):
             _kill(stack, pod["metadata"]["name"])
         start = time.monotonic()
         eventually(
@@ -315,7 +315,7 @@ def registered(stack: Stack, pool: str) -> dict[str, int]:
     """How many adapters each replica of the pool knows, as the engines' own metrics say; by pod."""
     read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8001/metrics').read().decode())"
     found: dict[str, int] = {}
-    for pod in stack.kube.list("pods", "-n", stack.namespace, "-l", f"tenantry.dev/pool={pool}"):
+    for pod in stack.kube.find("pods", "-n", stack.namespace, "-l", f"tenantry.dev/pool={pool}"):
         name = pod["metadata"]["name"]
         text = stack.kube.run(
             "exec", "-n", stack.namespace, name, "--", "/opt/tenantry/bin/python", "-c", read

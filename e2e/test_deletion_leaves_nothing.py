@@ -57,7 +57,5 @@ def test_a_pool_takes_its_workloads_along(stack: Stack) -> None:
     where = ("-n", stack.namespace, "-l", "tenantry.dev/pool=spare")
     eventually("its StatefulSet is there", lambda: bool(stack.kube.find("statefulsets", *where)), seconds=60)
     stack.kube.run("delete", "adapterpool", "spare", "--wait=true")
-    for kind in ("statefulsets", "services", "poddisruptionbudgets", "pods"):
-        eventually(
-            f"no {kind} of it are left", lambda kind=kind: not stack.kube.find(kind, *where), seconds=60
-        )
+    kinds = "statefulsets,services,poddisruptionbudgets,pods"
+    eventually("nothing of it is left", lambda: not stack.kube.find(kinds, *where), seconds=60)

@@ -78,7 +78,6 @@ class Stack:
     registry: str
     namespace: str = NAMESPACE
     keys: dict[str, str] = field(default_factory=dict, repr=False)
-    digests: dict[str, str] = field(default_factory=dict)
     dns_service: tuple[str, str] = ("kube-dns", "kube-system")
 
     def client(self, tenant: str) -> Client:
@@ -119,32 +118,10 @@ class Stack:
         self.kube.apply(*[document for document in yaml.safe_load_all(text) if document])
 
     def adapter_text(self, name: str, stable: str = "1.0.0") -> str:
-        """The Adapter's YAML with every version listed and `stable` served."""
-        versions = [
-            {
-                "version": version,
-                "digest": self.digests[folder],
-                "source": f"oci://{self.registry}/maple/{name}:{version}",
-                "rank": adapter_rank(folder),
-            }
-            for version, folder in ADAPTERS[name].items()
-        ]
-        return str(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "tenantry.dev/v1alpha1",
-                    "kind": "Adapter",
-                    "metadata": {"name": name, "namespace": "maple-ml"},
-                    "spec": {
-                        "tenantRef": "maple",
-                        "versions": versions,
-                        "channels": [{"name": "stable", "version": stable}],
-                        "rollout": {"drainSeconds": 10},
-                    },
-                },
-                sort_keys=False,
-            )
-        )
+        """The example Adapter's YAML with `stable` served: the file with one line changed."""
+        text = (EXAMPLES / "adapters" / f"{name}.yaml").read_text().replace(REGISTRY_INSIDE, self.registry)
+        head, channels, tail = text.partition("  channels:\n")
+        return head + channels + re.sub(r"version: \S+", f"version: {stable}", tail, count=1)
 
     def tenant(self, name: str) -> JsonObject:
         """The example's Tenant with a freshly minted key's hash; the key is kept here."""
@@ -163,11 +140,6 @@ def mint(tenant: str) -> tuple[str, str]:
     if key is None or digest is None:
         raise StackError("`tenantry keys mint` printed no key and hash")
     return key.group(), digest.group()
-
-
-def adapter_rank(folder: str) -> int:
-    """Rank that the adapter's own configuration states."""
-    return int(yaml.safe_load((EXAMPLES / "adapters" / folder / "adapter_config.json").read_text())["r"])
 
 
 def build_images() -> dict[str, str]:
@@ -296,7 +268,6 @@ def push_adapters(stack: Stack) -> None:
     for name, versions in ADAPTERS.items():
         for version, folder in versions.items():
             source = EXAMPLES / "adapters" / folder
-            stack.digests[folder] = tenantry("adapters", "digest", str(source)).split()[0]
             tenantry(
                 "adapters", "push", str(source), f"oci://{outside}/maple/{name}:{version}", "--plain-http"
             )

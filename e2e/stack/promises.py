@@ -235,6 +235,9 @@ class Death:
     recovered: float
     after: int
 
+    def __str__(self) -> str:
+        return f"{dict(self.outcomes)}, longest gap {self.longest_gap:.1f} s, whole again after {self.recovered:.1f} s"
+
 
 def answered(traffic: Steady, count: int, *, seconds: float = 180) -> None:
     """Wait until `count` more answers came."""

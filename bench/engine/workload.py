@@ -118,10 +118,11 @@ class Replica:
             await asyncio.gather(*(work() for _ in range(CONCURRENT)))
             return made / (time.perf_counter() - started)
 
-    def metric(self, name: str) -> float:
-        """The sum of a series."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a series over its labels, or over those that hold `label`."""
         text = httpx.get(f"http://127.0.0.1:{self.admin}/metrics", timeout=30).text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
+        lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def free_port() -> int:

@@ -85,8 +85,11 @@ def why(cluster: Cluster, name: str) -> tuple[str, bool]:
     others: list[tuple[str, Obj | None]] = []
     pools = {entry["pool"] for entry in tenant.get("status", {}).get("placement", [])}
     pools |= {model["poolRef"] for model in spec.get("models", []) if model.get("poolRef")}
-    if spec.get("dedicated"):
-        pools.add(dedicated_pool(name))
+    # The operator makes a dedicated tenant's own pool: nobody can be told to create it.
+    own = dedicated_pool(name)
+    if spec.get("dedicated") and (found := cluster.pool(own)) is not None:
+        others.append((f"AdapterPool {own}", found))
+    pools.discard(own)
     others += [(f"AdapterPool {pool}", cluster.pool(pool)) for pool in sorted(pools)]
     refs = {
         (model["adapterRef"]["namespace"], model["adapterRef"]["name"])

@@ -1,4 +1,4 @@
-"""Fixtures of the kernel tests, and the choice of Triton's interpreter where there is no GPU."""
+"""Fixtures of the kernel tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-# The interpreter runs Triton's kernels on a CPU; it must be chosen before the first import of triton.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

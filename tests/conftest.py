@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 if str(REPOSITORY / "e2e") not in sys.path:
     sys.path.insert(0, str(REPOSITORY / "e2e"))
 
-# Where there is no GPU, Triton's kernels run in its interpreter. That must be chosen before anything imports triton, and
-# transformers does in other rooms' tests.
+# Where there is no GPU, Triton's kernels run in its interpreter. That must be chosen before anything imports triton,
+# and transformers does in other rooms' tests.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -183,30 +183,33 @@ ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
 
 @pytest.mark.parametrize(
-    "file",
+    ("file", "text"),
     [
-        b"",
-        b"\x80\x04\x95",  # a pickle
-        struct.pack("<Q", 1 << 62) + b"{}",
-        tensor_file(b"{", b""),
-        tensor_file(b"[" * 200_000),
-        tensor_file(f'{{"a":{ENTRY},"a":{ENTRY}}}'.encode(), b"0000"),
-        tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00000000"),  # bytes that nothing describes
-        tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00"),  # cut short
-        tensor_file(f'{{"a":{ENTRY},"b":{ENTRY}}}'.encode(), b"0000"),  # overlap
-        tensor_file(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"0000"),
-        tensor_file(
-            b'{"a":{"dtype":"F32","shape":[1000000000000,1000000000000],"data_offsets":[0,4]}}', b"0000"
+        (b"", "cut short"),
+        (b"\x80\x04\x95", "cut short"),  # a pickle
+        (struct.pack("<Q", 1 << 62) + b"{}", "header must fit"),
+        (tensor_file(b"{"), "JSON"),
+        (tensor_file(b"[" * 200_000), "JSON"),
+        (tensor_file(f'{{"a":{ENTRY},"a":{ENTRY}}}'.encode(), b"0000"), "JSON"),
+        (tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00000000"), "data must end"),
+        (tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00"), "data must end"),
+        (tensor_file(f'{{"a":{ENTRY},"b":{ENTRY}}}'.encode(), b"0000"), "begin where"),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"0000"), "shape"),
+        (
+            tensor_file(
+                b'{"a":{"dtype":"F32","shape":[1000000000000,1000000],"data_offsets":[0,4]}}', b"0000"
+            ),
+            "bytes",
         ),
-        tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', b"0000"),
-        tensor_file(b'{"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}', b"0000"),
-        tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}', b"0000"),
-        tensor_file(b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', b"0000"),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', b"0000"), "ascending"),
+        (tensor_file(b'{"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}', b"0000"), "dtype"),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}', b"0000"), "exactly"),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', b"0000"), "shape"),
     ],
 )
-def test_hostile_tensor_files(good: Path, base: Base, file: bytes) -> None:
+def test_hostile_tensor_files(good: Path, base: Base, file: bytes, text: str) -> None:
     config = (good / "adapter_config.json").read_bytes()
-    refused("InvalidTensors", None, lambda: checked_bytes(config, file, base))
+    refused("InvalidTensors", text, lambda: checked_bytes(config, file, base))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ test: setup model ## Unit, API-server and engine tests
 e2e: setup model ## The promises, on a real cluster of its own (ends a running demo), one file each
 	@$(CLUSTER) packages --install
 	@$(CLUSTER) binary >/dev/null
+	@PYTHONPATH=e2e $(PY) -m stack
 	@$(CLUSTER) down
 	@PYTHONPATH=e2e $(PY) -m pytest tests/cluster e2e -q -m e2e --durations=15
 

@@ -277,6 +277,41 @@ def test_a_client_that_goes_frees_its_pages_in_every_phase(open_server: Served) 
     assert post(open_server).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_stops_costing_steps(tiny: world.TinyModel, tmp_path: Path, stream: bool) -> None:
+    served = Served(tiny.folder, tmp_path / "d", None)
+    permits = threading.Semaphore(0)
+    runner = served.engine._runner
+    real = runner.run
+
+    def step(*arguments: Any) -> Any:
+        assert permits.acquire(timeout=30)
+        return real(*arguments)
+
+    async def leave() -> None:
+        body = {"model": "base", "messages": USER, "max_tokens": 400, "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=served.url) as client:
+            task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            await asyncio.to_thread(world.wait_for, lambda: served.engine.scheduler.running)
+            permits.release(3)
+            await asyncio.sleep(0.05)
+            task.cancel()
+
+    try:
+        runner.run = step  # type: ignore[method-assign]
+        asyncio.run(leave())
+        world.wait_for(lambda: served.replica.serving.in_flight == 0)
+        used = 0
+        while served.engine.scheduler.running and used < 10:
+            permits.release()
+            used += 1
+            served.engine.call(lambda: None).result(timeout=60)
+        assert used < 10, "a request that nobody waits for ran on"
+    finally:
+        permits.release(1000)
+        served.close()
+
+
 def test_overload_is_503_with_retry_after(tiny: world.TinyModel, tmp_path: Path) -> None:
     served = Served(tiny.folder, tmp_path / "d", None, slots=1, max_waiting=1)
     try:

@@ -55,8 +55,6 @@ from support.replicas import Engine, Fleet  # noqa: E402
 if TYPE_CHECKING:
     from tests.conftest import ApiServer
 
-CRDS = TESTS.parent / "crds"
-
 
 class LabWorld(World):
     """Replicas are reached at the test's own port instead of the pods' addresses."""
@@ -392,15 +390,6 @@ def _config(namespace: str, fleet: Fleet, suffix: str) -> OperatorConfig:
             "poolTemplates": {"gold": template},
             "workers": 4,
         }
-    )
-
-
-@pytest.fixture(scope="session")
-def crds(apiserver: ApiServer) -> None:
-    """Our kinds are served."""
-    apiserver.kubectl("apply", "--server-side", "-f", str(CRDS))
-    apiserver.kubectl(
-        "wait", "--for=condition=Established", "crd", "-l", "app.kubernetes.io/part-of=tenantry"
     )
 
 

@@ -14,7 +14,7 @@ from tenantry.cluster import Client
 if TYPE_CHECKING:
     from tests.conftest import ApiServer
 
-CRDS = Path(__file__).parents[3] / "crds"
+CRDS = Path(__file__).parents[2] / "crds"
 
 
 @pytest.fixture(scope="session")

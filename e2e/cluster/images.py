@@ -167,9 +167,11 @@ def key_of(image: Image, ours: Mapping[str, str] | None = None) -> str:
         )
         take("file", str(path.relative_to(image.context)), oct(path.lstat().st_mode), content)
     for mount in image.mounts:
-        for path in files_below(Path(mount.partition(":")[0])):
+        source, _, target = mount.partition(":")
+        for path in files_below(Path(source)):
             status = path.lstat()
-            take("mount", mount, str(path), str(status.st_size), str(status.st_mtime_ns))
+            name = str(path.relative_to(source))  # where the folder lies on this machine changes nothing
+            take("mount", target, name, str(status.st_size), str(status.st_mtime_ns))
     return digest.hexdigest()[:20]
 
 

@@ -131,6 +131,10 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def _last_lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()[-20:]
+
+
 @contextmanager
 def replica(model: Path, data: Path, *arguments: str, log: Path | None = None) -> Iterator[Replica]:
     """A replica of its own process, ready; it ends with the block."""
@@ -155,6 +159,10 @@ def replica(model: Path, data: Path, *arguments: str, log: Path | None = None) -
                 break
             time.sleep(0.2)
         yield running
+    except BaseException:
+        if process.poll() is not None:
+            print(f"the replica ended with {process.returncode}:", *_last_lines(output.name), sep="\n")
+        raise
     finally:
         process.terminate()
         process.wait(timeout=120)

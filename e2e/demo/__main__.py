@@ -103,7 +103,7 @@ class Demo:
         )
         print("\n".join(f"   {line}" for line in lines))
         with Steady(lambda: maple.ask("tone", "Where is my parcel?", max_tokens=6)) as traffic:
-            time.sleep(2)
+            promises.answered(traffic, 4)
             seconds = promises.promote(self.stack, "tone", "1.1.0")
             served = promises.served_after(self.stack, "maple", "tone")
         print(f"   promoted in {seconds:.1f} s; served meanwhile: {dict(traffic.served)}")
@@ -136,7 +136,7 @@ class Demo:
    .venv/bin/tenantry why maple                      # why is it where it is
    .venv/bin/tenantry keys mint birch                # a key for a tenant: hash to Git, key to its owner
    .venv/bin/tenantry cost --tenants examples/cost/tenants.yaml --fleet examples/cost/fleet.yaml
-   curl -s {stack.url}/v1/models -H 'Authorization: Bearer {stack.keys_hint("maple")}'
+   curl -s {stack.url}/v1/models -H 'Authorization: Bearer {stack.keys["maple"]}'
    make demo-down                                    # removes all of it""")
 
     def run(self) -> int:

@@ -37,6 +37,43 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor |
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
+def qk_norm(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """RMSNorm of every head of q and of k by itself, in place, before the rotation (Qwen3).
+
+    qkv `[T, (heads + 2 * kv_heads) * head_dim]` contiguous, in the order q, k, v; the weights `[head_dim]` of its
+    dtype. V is not touched. Sums in fp32. Raises ValueError where shapes do not fit.
+    """
+    width = (heads + 2 * kv_heads) * head_dim
+    if qkv.dim() != 2 or qkv.shape[1] != width or not qkv.is_contiguous():
+        raise ValueError(f"`qkv` must be contiguous [tokens, {width}], not {tuple(qkv.shape)}")
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        if tuple(weight.shape) != (head_dim,) or weight.dtype != qkv.dtype:
+            raise ValueError(
+                f"`{name}` must be [{head_dim}] of {qkv.dtype}, not {tuple(weight.shape)} of {weight.dtype}"
+            )
+    kind = backend.of(qkv)
+    if kind == "cpu":
+        from tenantry_kernels.cpu import ops
+
+        ops.qk_norm(qkv, q_weight, k_weight, eps, heads, kv_heads)
+    elif kind == "triton":
+        from tenantry_kernels import triton_norm_rope
+
+        triton_norm_rope.qk_norm(qkv, q_weight, k_weight, eps, heads, kv_heads, head_dim)
+    else:
+        qk_norm_reference(qkv, q_weight, k_weight, eps, heads, kv_heads, head_dim)
+
+
+def qk_norm_reference(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, head_dim)
+    for part, weight in ((split[:, :heads], q_weight), (split[:, heads : heads + kv_heads], k_weight)):
+        part.copy_(rms_norm_reference(part, weight, eps))
+
+
 def rope_table(
     head_dim: int,
     positions: int,

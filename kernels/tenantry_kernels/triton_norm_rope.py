@@ -50,6 +50,46 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 
 @triton.jit
+def _qk_norm(
+    qkv,
+    q_weight,
+    k_weight,
+    eps,
+    heads,
+    kv_heads,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    mask = i < HEAD_DIM
+    vector = qkv + (row * (heads + 2 * kv_heads) + head) * HEAD_DIM
+    values = tl.load(vector + i, mask=mask, other=0.0).to(tl.float32)
+    if head < heads:
+        gain = tl.load(q_weight + i, mask=mask, other=0.0).to(tl.float32)
+    else:
+        gain = tl.load(k_weight + i, mask=mask, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(values * values) / HEAD_DIM + eps)
+    tl.store(vector + i, (values * scale * gain).to(qkv.dtype.element_ty), mask=mask)
+
+
+def qk_norm(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    _qk_norm[(qkv.shape[0], heads + kv_heads)](
+        qkv,
+        q_weight,
+        k_weight,
+        eps,
+        heads,
+        kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK=triton.next_power_of_2(head_dim),
+    )
+
+
+@triton.jit
 def _silu_and_mul(gate_up, y, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -6,13 +6,14 @@ from kernel_world import HEAD_DIM, HEADS, KV, KV_HEADS, TOLERANCE
 from tenantry_kernels import (
     linear,
     pack_linear,
+    qk_norm,
     rms_norm,
     rope_and_kv_write,
     rope_table,
     silu_and_mul,
 )
 from tenantry_kernels.activation import reference as silu_reference
-from tenantry_kernels.norm_rope import rms_norm_reference, rope_and_kv_write_reference
+from tenantry_kernels.norm_rope import qk_norm_reference, rms_norm_reference, rope_and_kv_write_reference
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -37,6 +38,34 @@ def test_rms_norm(dtype, width) -> None:
     close(got, rms_norm_reference(x, weight, 1e-5, expected))
     assert torch.equal(kept, expected)
     assert torch.equal(rms_norm(x[4:5], weight, 1e-5, residual[4:5].clone()), got[4:5])
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (4, 4, 64), (3, 1, 20), (8, 2, 128)])
+def test_qk_norm(dtype, heads, kv_heads, head_dim) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(7, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    weights = torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype)
+    mine, theirs, one = qkv.clone(), qkv.clone(), qkv[3:4].clone()
+    qk_norm(mine, *weights, 1e-6, heads, kv_heads, head_dim)
+    qk_norm_reference(theirs, *weights, 1e-6, heads, kv_heads, head_dim)
+    close(mine, theirs)
+    # one head by hand, in float64
+    k = qkv[:, heads * head_dim : (heads + 1) * head_dim].double()
+    want = k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[1].double()
+    close(mine[:, heads * head_dim : (heads + 1) * head_dim], want.to(dtype))
+    v = slice((heads + kv_heads) * head_dim, None)
+    assert torch.equal(mine[:, v], qkv[:, v])  # V keeps its very bits
+    qk_norm(one, *weights, 1e-6, heads, kv_heads, head_dim)
+    assert torch.equal(one, mine[3:4])
+
+
+def test_qk_norm_names_what_does_not_fit() -> None:
+    qkv, weight = torch.randn(2, 10 * 16), torch.randn(16)
+    with pytest.raises(ValueError, match="`qkv` must be contiguous"):
+        qk_norm(qkv[:, :-1], weight, weight, 1e-6, 6, 2, 16)
+    with pytest.raises(ValueError, match="`k_weight` must be"):
+        qk_norm(qkv, weight, weight[:8], 1e-6, 6, 2, 16)
 
 
 @DTYPES

@@ -121,6 +121,12 @@ def test_rows(dtype) -> None:
     got = triton_norm_rope.rms_norm(x, weight, 1e-5, mine)
     torch.testing.assert_close(got, norm_module.rms_norm_reference(x, weight, 1e-5, theirs), **tolerance)
     assert torch.equal(mine, theirs)
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * 20).to(dtype).to(DEVICE)
+    gains = [torch.randn(20).to(dtype).to(DEVICE) for _ in range(2)]
+    mine, theirs = qkv.clone(), qkv.clone()
+    triton_norm_rope.qk_norm(mine, *gains, 1e-6, HEADS, KV_HEADS, 20)
+    norm_module.qk_norm_reference(theirs, *gains, 1e-6, HEADS, KV_HEADS, 20)
+    torch.testing.assert_close(mine, theirs, **tolerance)
     gate_up = torch.randn(3, 300).to(dtype).to(DEVICE)
     torch.testing.assert_close(
         triton_norm_rope.silu_and_mul(gate_up), activation_module.reference(gate_up), **tolerance

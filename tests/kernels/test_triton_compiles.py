@@ -11,7 +11,8 @@ from tenantry_kernels import triton_attention as attention, triton_lora as lora,
 
 D = "*bf16"
 POINTERS = dict(
-    x=D, out=D, pool=D, q=D, kv=D, residual=D, weight=D, y=D, gate_up=D, qkv=D, hidden="*fp32", scales="*fp32",
+    x=D, out=D, pool=D, q=D, kv=D, residual=D, weight=D, q_weight=D, k_weight=D, y=D, gate_up=D, qkv=D,
+    hidden="*fp32", scales="*fp32",
     table="*fp32", chunks="*i32", ranks="*i32", page_tables="*i32", query_starts="*i32", context_lens="*i32",
     first="*i64", rows="*i64", positions="*i64", slots="*i64", scale="fp32", eps="fp32",
 )
@@ -22,6 +23,7 @@ CALLS = (
     (lora._expand, dict(BLOCK_N=128, **TILE)),
     (attention._attend, dict(HEAD_DIM=64, DIM_PADDED=64, PAGE=16, **GROUP)),
     (rows._rms_norm, dict(ADD=True, BLOCK=1024)),
+    (rows._qk_norm, dict(HEAD_DIM=64, BLOCK=64)),
     (rows._silu_and_mul, dict(BLOCK=1024)),
     (rows._rope_and_kv_write, dict(HEAD_DIM=64, HALF_PADDED=32, PAGE=16)),
 )
@@ -46,4 +48,4 @@ def test_all_kernels_compile(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("True") == 6
+    assert done.stdout.count("True") == 7

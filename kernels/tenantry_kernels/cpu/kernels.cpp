@@ -15,8 +15,8 @@ namespace tenantry {
 template <typename T>
 static RowKernels<T> kernels() {
   using namespace TENANTRY_ISA;
-  return {rms_norm<T>, silu_and_mul<T>, rope_and_kv_write<T>, shrink<T>,  expand<T>,
-          attend<T>,   widen<T>,        gemm<T, T>,           gemm<T, float>, pack<T>};
+  return {rms_norm<T>, qk_norm<T>, silu_and_mul<T>, rope_and_kv_write<T>, shrink<T>, expand<T>,
+          attend<T>,   widen<T>,   gemm<T, T>,      gemm<T, float>,       pack<T>};
 }
 
 const Table& TENANTRY_TABLE(TENANTRY_ISA)() {

@@ -273,6 +273,23 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, s
   return y;
 }
 
+void qk_norm(at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps, int64_t heads,
+             int64_t kv_heads) {
+  const int64_t head_dim = q_weight.numel();
+  TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous() && qkv.size(1) == (heads + 2 * kv_heads) * head_dim,
+              "`qkv` must be contiguous [tokens, ", (heads + 2 * kv_heads) * head_dim, "]");
+  TORCH_CHECK(q_weight.is_contiguous() && k_weight.is_contiguous() && k_weight.numel() == head_dim &&
+                  q_weight.scalar_type() == qkv.scalar_type() && k_weight.scalar_type() == qkv.scalar_type(),
+              "`q_weight` and `k_weight` must be [head_dim] of qkv's dtype");
+  by_dtype(qkv, [&](auto t) {
+    using T = decltype(t);
+    share(qkv.size(0), qkv.size(1), [&](int64_t begin, int64_t end) {
+      kernels<T>().qk_norm(data<T>(qkv), data<const T>(q_weight), data<const T>(k_weight), static_cast<float>(eps),
+                           heads, kv_heads, head_dim, begin, end);
+    });
+  });
+}
+
 at::Tensor silu_and_mul(const at::Tensor& gate_up) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % 2 == 0,
               "`gate_up` must be contiguous [tokens, 2 * ffn]");
@@ -301,6 +318,7 @@ TORCH_LIBRARY(tenantry_cpu, m) {
   m.def("rope_and_kv_write(Tensor(a!) qkv, Tensor positions, Tensor table, Tensor(b!) kv, int layer, Tensor slots, "
         "int heads) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor(a!)? residual) -> Tensor");
+  m.def("qk_norm(Tensor(a!) qkv, Tensor q_weight, Tensor k_weight, float eps, int heads, int kv_heads) -> ()");
   m.def("silu_and_mul(Tensor gate_up) -> Tensor");
 }
 
@@ -311,5 +329,6 @@ TORCH_LIBRARY_IMPL(tenantry_cpu, CPU, m) {
   m.impl("paged_attention", tenantry::paged_attention);
   m.impl("rope_and_kv_write", tenantry::rope_and_kv_write);
   m.impl("rms_norm", tenantry::rms_norm);
+  m.impl("qk_norm", tenantry::qk_norm);
   m.impl("silu_and_mul", tenantry::silu_and_mul);
 }

@@ -65,6 +65,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
     return out
 
 
+def qk_norm(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, heads: int, kv_heads: int) -> None:
+    _ops.qk_norm(qkv, q_weight, k_weight, eps, heads, kv_heads)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     out: Tensor = _ops.silu_and_mul(gate_up)
     return out

@@ -38,6 +38,18 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, int64_t residual_stride
   }
 }
 
+// Heads of q, then of k, each normalised by itself, in place.
+template <typename T>
+void qk_norm(T* qkv, const T* q_weight, const T* k_weight, float eps, int64_t heads, int64_t kv_heads,
+             int64_t head_dim, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* q = qkv + row * (heads + 2 * kv_heads) * head_dim;
+    T* k = q + heads * head_dim;
+    rms_norm<T>(q, head_dim, nullptr, 0, q_weight, q, head_dim, eps, 0, heads);
+    rms_norm<T>(k, head_dim, nullptr, 0, k_weight, k, head_dim, eps, 0, kv_heads);
+  }
+}
+
 template <typename T>
 void silu_and_mul(const T* gate_up, T* y, int64_t width, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {

@@ -78,6 +78,8 @@ template <typename T>
 struct RowKernels {
   void (*rms_norm)(const T* x, int64_t x_stride, T* residual, int64_t residual_stride, const T* weight, T* y,
                    int64_t width, float eps, int64_t begin, int64_t end);
+  void (*qk_norm)(T* qkv, const T* q_weight, const T* k_weight, float eps, int64_t heads, int64_t kv_heads,
+                  int64_t head_dim, int64_t begin, int64_t end);
   void (*silu_and_mul)(const T* gate_up, T* y, int64_t width, int64_t begin, int64_t end);
   void (*rope_and_kv_write)(T* qkv, const int64_t* positions, const float* table, T* pool, int64_t page_stride,
                             int64_t v_offset, const int64_t* slots, int64_t heads, int64_t kv_heads, int64_t head_dim,

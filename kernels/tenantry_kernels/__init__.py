@@ -20,12 +20,15 @@ from tenantry_kernels.paging import (
     LoraShape,
     Module,
     PagedAdapter,
+    VocabularyModule,
     layout,
     place,
     write_adapter,
+    write_vocabulary,
 )
 from tenantry_kernels.sample import sample, uniform
-from tenantry_kernels.segments import BASE, SegmentBuilder, Segments
+from tenantry_kernels.segments import BASE, SegmentBuilder, Segments, VocabularySpans, vocabulary_spans
+from tenantry_kernels.vocabulary import embed_lora, head_lora
 
 __all__ = [
     "BASE",
@@ -40,8 +43,12 @@ __all__ = [
     "PagedAdapter",
     "SegmentBuilder",
     "Segments",
+    "VocabularyModule",
+    "VocabularySpans",
     "apply_lora",
     "describe",
+    "embed_lora",
+    "head_lora",
     "kv_write",
     "layout",
     "linear",
@@ -55,5 +62,7 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "uniform",
+    "vocabulary_spans",
     "write_adapter",
+    "write_vocabulary",
 ]

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tenantry_kernels.paging import LoraShape, PagedAdapter
+from tenantry_kernels.paging import LoraShape, PagedAdapter, VocabularyLora, VocabularyModule
 
 BASE = -1
 """Adapter index of rows that use the base model alone."""
+
+VocabularySpans = tuple[tuple[int, int, VocabularyLora], ...]
+"""(first row, last row + 1, LoRA of the rows), on the host; rows without such LoRA have no span."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,7 @@ class Segments:
         Tensor  # int32 [C, 3]: (first token, tokens <= chunk_tokens, adapter index); base rows have no chunk
     )
     chunk_tokens: int  # 16, 32 or 128 by batch size
+    embed: VocabularySpans = ()  # tokens whose adapter changes the embeddings
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,23 @@ class _Stack:
     scales: Tensor
     first: Tensor
     rows: Tensor
+
+
+def vocabulary_spans(
+    runs: Sequence[tuple[PagedAdapter | None, int]], module: VocabularyModule
+) -> VocabularySpans:
+    """Which rows of the runs have LoRA on the embeddings or the head. The head's rows are those that are sampled."""
+    spans: list[tuple[int, int, VocabularyLora]] = []
+    row = 0
+    for adapter, count in runs:
+        part = None if adapter is None else adapter.vocabulary[module]
+        if part is not None and count:
+            if spans and spans[-1][1] == row and spans[-1][2] is part:
+                row, count = spans[-1][0], row + count - spans[-1][0]
+                spans.pop()
+            spans.append((row, row + count, part))
+        row += count
+    return tuple(spans)
 
 
 class SegmentBuilder:
@@ -111,6 +132,7 @@ class SegmentBuilder:
             rows=stack.rows,
             chunks=table(chunks, torch.int32).view(-1, 3),
             chunk_tokens=size,
+            embed=vocabulary_spans(runs, VocabularyModule.EMBED),
         )
 
     def _stacked(self, adapters: tuple[PagedAdapter, ...]) -> _Stack:

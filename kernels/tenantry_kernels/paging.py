@@ -256,7 +256,8 @@ def write_vocabulary(pool: Tensor, adapter: PagedAdapter, module: int, a: Tensor
     narrow, tall = (b.t(), a.t()) if module == VocabularyModule.EMBED else (a, b)
     _write_rows(pool, part.narrow, narrow)
     flat = pool.view(-1)
-    for start, rows in zip(part.blocks.tolist(), tall.split(part.block_rows), strict=True):
+    for index, start in enumerate(part.blocks.tolist()):
+        rows = tall[index * part.block_rows : (index + 1) * part.block_rows]
         flat[start : start + rows.numel()].view(rows.shape).copy_(rows)
 
 

@@ -27,7 +27,7 @@ from tenantry_kernels.paging import (
     write_vocabulary,
 )
 from tenantry_kernels.sample import sample, uniform
-from tenantry_kernels.segments import BASE, SegmentBuilder, Segments, VocabularySpans, vocabulary_spans
+from tenantry_kernels.segments import BASE, SegmentBuilder, Segments, VocabularySpans, spans_of_rows
 from tenantry_kernels.vocabulary import embed_lora, head_lora
 
 __all__ = [
@@ -61,8 +61,8 @@ __all__ = [
     "rope_table",
     "sample",
     "silu_and_mul",
+    "spans_of_rows",
     "uniform",
-    "vocabulary_spans",
     "write_adapter",
     "write_vocabulary",
 ]

@@ -5,6 +5,7 @@ Tokens of a step are sorted by adapter, so each adapter's tokens are one segment
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Segments:
     )
     chunk_tokens: int  # 16, 32 or 128 by batch size
     embed: VocabularySpans = ()  # tokens whose adapter changes the embeddings
+    head: VocabularySpans = ()  # tokens whose adapter changes the head
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class _Stack:
 def vocabulary_spans(
     runs: Sequence[tuple[PagedAdapter | None, int]], module: VocabularyModule
 ) -> VocabularySpans:
-    """Which rows of the runs have LoRA on the embeddings or the head. The head's rows are those that are sampled."""
+    """Which rows of the runs have LoRA on the embeddings or the head."""
     spans: list[tuple[int, int, VocabularyLora]] = []
     row = 0
     for adapter, count in runs:
@@ -73,6 +75,16 @@ def vocabulary_spans(
             spans.append((row, row + count, part))
         row += count
     return tuple(spans)
+
+
+def spans_of_rows(spans: VocabularySpans, rows: Sequence[int]) -> VocabularySpans:
+    """The spans of a selection of rows (ascending), counted in that selection: the head runs on sampled rows alone."""
+    found: list[tuple[int, int, VocabularyLora]] = []
+    for begin, end, lora in spans:
+        first, last = bisect_left(rows, begin), bisect_left(rows, end)
+        if first < last:
+            found.append((first, last, lora))
+    return tuple(found)
 
 
 class SegmentBuilder:
@@ -133,6 +145,7 @@ class SegmentBuilder:
             chunks=table(chunks, torch.int32).view(-1, 3),
             chunk_tokens=size,
             embed=vocabulary_spans(runs, VocabularyModule.EMBED),
+            head=vocabulary_spans(runs, VocabularyModule.HEAD),
         )
 
     def _stacked(self, adapters: tuple[PagedAdapter, ...]) -> _Stack:

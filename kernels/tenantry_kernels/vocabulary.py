@@ -34,8 +34,8 @@ def embed_lora(tokens: Tensor, out: Tensor, pool: Tensor, spans: VocabularySpans
 def head_lora(x: Tensor, logits: Tensor, pool: Tensor, spans: VocabularySpans) -> Tensor:
     """logits += scale * (x A^T) B^T for the rows of each span, in place.
 
-    x `[S, hidden]`: the head's input, of the sampled rows; logits float32 `[S, vocab]`; spans:
-    `vocabulary_spans(runs of the sampled rows, VocabularyModule.HEAD)`. Other rows are not touched.
+    x `[S, hidden]`: the head's input (after the last norm) of the sampled rows; logits float32 `[S, vocab]`; spans:
+    `spans_of_rows(Segments.head, sampled rows)`. Other rows are not touched.
     """
     flat = pool.view(-1)
     for begin, end, lora in spans:

@@ -16,10 +16,11 @@ from tenantry_kernels import (
     head_lora,
     layout,
     place,
-    vocabulary_spans,
+    spans_of_rows,
     write_adapter,
     write_vocabulary,
 )
+from tenantry_kernels.segments import vocabulary_spans
 
 VOCAB, HIDDEN = 331, 48
 KV = KvShape(layers=1, kv_heads=2, head_dim=16)  # pages of 1,024 elements: the tall halves take several
@@ -138,6 +139,11 @@ def test_spans_join_neighbours_and_leave_others_out() -> None:
     embed, head = one.vocabulary[EMBED], two.vocabulary[HEAD]
     assert vocabulary_spans(runs, EMBED) == ((1, 6, embed), (8, 9, embed))
     assert vocabulary_spans(runs, HEAD) == ((6, 8, head),)
+    step = SegmentBuilder(SHAPE).build(runs)
+    assert (step.embed, step.head) == (vocabulary_spans(runs, EMBED), vocabulary_spans(runs, HEAD))
+    assert spans_of_rows(step.embed, [0, 1, 5, 7, 8]) == ((1, 3, embed), (4, 5, embed))
+    assert spans_of_rows(step.head, [0, 5, 8]) == ()
+    assert spans_of_rows(step.head, range(7, 9)) == ((0, 1, head),)
 
 
 def test_errors_name_the_field() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,3 +64,28 @@ class EngineConfig:
                 f"`--step-tokens` must be more than `--slots` ({self.slots}), not {self.step_tokens}: "
                 "every running sequence takes one token of each step"
             )
+
+
+def configure(options: argparse.Namespace) -> EngineConfig:
+    """The options as a configuration. Raises EngineError."""
+    lora = None
+    if not options.no_lora:
+        targets = PROJECTIONS
+        if options.target_modules is not None:
+            targets = tuple(name.strip() for name in options.target_modules.split(",") if name.strip())
+        lora = LoraConfig(options.max_rank, options.max_registered, targets)
+    return EngineConfig(
+        model=options.model,
+        model_name=options.model_name or options.model.resolve().name,
+        data_dir=options.data_dir,
+        dtype=DTYPES[options.dtype],
+        device=options.device,
+        max_model_len=options.max_model_len,
+        slots=options.slots,
+        pool_bytes=options.pool_bytes,
+        step_tokens=options.step_tokens,
+        max_waiting=options.max_waiting,
+        stall_seconds=options.stall_seconds,
+        model_digest=options.model_digest,
+        lora=lora,
+    )

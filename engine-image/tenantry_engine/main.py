@@ -1,4 +1,7 @@
-"""`tenantry-engine`: one replica from its command line to its two ports."""
+"""`tenantry-engine`: one replica. This process has HTTP and the tokenizer; the engine is a process of its own.
+
+They live and die together: a replica with half of it gone would take requests that it cannot serve.
+"""
 
 from __future__ import annotations
 
@@ -6,140 +9,154 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Any
 
-import torch
 import uvicorn
+import uvloop
 
-from tenantry_engine.config import DTYPES, PROJECTIONS, EngineConfig, LoraConfig
 from tenantry_engine.errors import EngineError
 from tenantry_engine.identity import Verifier
-from tenantry_engine.replica import Replica
+from tenantry_engine.ipc.link import EngineLink
+from tenantry_engine.options import parser
+from tenantry_engine.server.front import Front
+from tenantry_engine.tokenizer import Tokenizer
 
 log = logging.getLogger("tenantry_engine")
 
-_SWITCH_SECONDS = 0.0005
-"""How long one thread may keep Python's lock while another wants it: HTTP must not hold up a step for 5 ms."""
+_LAST_WORDS_SECONDS = 2
+"""How long answers that the engine's end cut may take to say so."""
+
+_ENGINE_END_SECONDS = 10
+
+_STUCK_CLIENT_SECONDS = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves until SIGTERM or SIGINT; then drains and ends."""
-    options = parser().parse_args(arguments)
+    """Serves until SIGTERM or SIGINT; then ends what runs, and itself.
+
+    Exit codes: 0 asked to end, 1 the engine ended, 2 cannot start as told to.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        asyncio.run(serve(options))
+        code = uvloop.run(serve(options, words))
     except EngineError as error:
         log.error("%s", error)
-        sys.exit(2)
+        code = 2
+    sys.exit(code)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="tenantry-engine", description="Serve one base model and its LoRA adapters."
-    )
-    p.add_argument(
-        "--model", type=Path, required=True, help="folder with config.json, safetensors, tokenizer.json"
-    )
-    p.add_argument("--model-name", help="served name of the base model (default: the folder's name)")
-    p.add_argument("--model-digest", help="refuse to start unless the folder has this digest")
-    p.add_argument("--audience", default="", help="uid of the pool; tokens must be made for it")
-    p.add_argument(
-        "--identity-dir", type=Path, help="folder with the certificates of gateway, operator and fetcher"
-    )
-    p.add_argument(
-        "--dev-open", action="store_true", help="serve everybody, without identities (development)"
-    )
-    p.add_argument("--host", default="127.0.0.1")
-    p.add_argument("--port", type=int, default=8000)
-    p.add_argument("--admin-port", type=int, default=8001)
-    p.add_argument(
-        "--data-dir", type=Path, default=Path.home() / ".cache/tenantry/engine", help="adapters' bytes"
-    )
-    p.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
-    p.add_argument("--device", default="cpu")
-    p.add_argument(
-        "--max-model-len", type=int, help="most tokens of a prompt and its answer (default: the model's)"
-    )
-    p.add_argument("--slots", type=int, default=16, help="most sequences that run at once")
-    p.add_argument("--step-tokens", type=int, default=256, help="most tokens of one step")
-    p.add_argument("--max-waiting", type=int, default=512, help="requests beyond these get 503")
-    p.add_argument(
-        "--pool-bytes", type=int, help="memory for KV cache and adapters (default: by slots and memory)"
-    )
-    p.add_argument(
-        "--stall-seconds", type=float, default=60.0, help="/healthz fails when work waits this long"
-    )
-    p.add_argument("--no-lora", action="store_true", help="serve the base model alone")
-    p.add_argument("--max-rank", type=int, default=64)
-    p.add_argument("--max-registered", type=int, default=2000)
-    p.add_argument("--target-modules", default=",".join(PROJECTIONS), help="projections that may be adapted")
-    p.add_argument("--adapters", type=Path, help="folder of PEFT folders to serve at once (development)")
-    p.add_argument("--threads", type=int, help="CPU threads for the model (default: all cores)")
-    return p
-
-
-def read_config(options: argparse.Namespace) -> EngineConfig:
-    """The options as a configuration. Raises EngineError."""
-    lora = None
-    if not options.no_lora:
-        targets = tuple(name.strip() for name in options.target_modules.split(",") if name.strip())
-        lora = LoraConfig(options.max_rank, options.max_registered, targets)
-    return EngineConfig(
-        model=options.model,
-        model_name=options.model_name or options.model.resolve().name,
-        data_dir=options.data_dir,
-        dtype=DTYPES[options.dtype],
-        device=options.device,
-        max_model_len=options.max_model_len,
-        slots=options.slots,
-        pool_bytes=options.pool_bytes,
-        step_tokens=options.step_tokens,
-        max_waiting=options.max_waiting,
-        stall_seconds=options.stall_seconds,
-        model_digest=options.model_digest,
-        lora=lora,
-    )
-
-
-async def serve(options: argparse.Namespace) -> None:
-    """Runs both ports until a signal ends them."""
+async def serve(options: argparse.Namespace, words: list[str]) -> int:
+    """Runs both ports until a signal or the engine's end; the exit code. Raises EngineError."""
     started = time.monotonic()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     if not options.dev_open and options.identity_dir is None:
         raise EngineError("`--identity-dir` must be given (or `--dev-open`, which serves everybody)")
     verifier = None if options.dev_open else Verifier(options.audience, options.identity_dir)
-    config = read_config(options)
-    replica = Replica.load(config, verifier)
-    if options.adapters:
-        replica.register_folder(options.adapters)
     sockets = [_listen(options.host, port) for port in (options.port, options.admin_port)]
-    servers = [_Server(_uvicorn(app)) for app in (replica.serving.app, replica.admin.app)]
-    replica.start(asyncio.get_running_loop())
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, sockets, strict=True)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    log.info(
-        "ready after %.1f s: http://%s:%d serves `%s`%s, admin on port %d",
-        time.monotonic() - started, options.host, ports[0], config.model_name,
-        " to everybody (--dev-open)" if options.dev_open else "", ports[1],
-    )  # fmt: skip
-    await stop.wait()
-    log.info("ending: running requests finish first")
-    replica.engine.draining = True
-    for server in servers:
-        server.should_exit = True
-    await asyncio.gather(*tasks)
-    replica.engine.stop()
+        loop.add_signal_handler(number, stop.set)
+    link = EngineLink()
+    with engine_process(words) as (process, sock):
+        await link.connect(sock)
+        tokenizer = await asyncio.to_thread(Tokenizer, options.model)
+        ready = asyncio.ensure_future(link.ready())
+        await _first(asyncio.wait([ready]), stop.wait())
+        if stop.is_set():
+            ready.cancel()
+            return 0
+        facts = await ready
+        front = Front.make(link, options.model, tokenizer, verifier)
+        servers = [
+            _Server(_uvicorn(app, options.shutdown_seconds)) for app in (front.serving.app, front.admin.app)
+        ]
+        tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, sockets, strict=True)]
+        front.admin.ready = True
+        ports = [sock.getsockname()[1] for sock in sockets]
+        log.info(
+            "ready after %.1f s: http://%s:%d serves `%s`%s, admin on port %d",
+            time.monotonic() - started, options.host, ports[0], facts.model_name,
+            " to everybody (--dev-open)" if options.dev_open else "", ports[1],
+        )  # fmt: skip
+        await _first(stop.wait(), link.lost.wait())
+        if link.lost.is_set():
+            code = await asyncio.to_thread(process.wait, _ENGINE_END_SECONDS)
+            log.critical("the engine's process ended (%s); this replica ends with it", _how(code))
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
+            return 1
+        log.info("ending: running requests may take %.0f s to finish", options.shutdown_seconds)
+        link.draining = True
+        stop.clear()
+        for server in servers:
+            server.should_exit = True
+        await _first(asyncio.wait(tasks), stop.wait(), link.lost.wait())
+    return 0
+
+
+@contextlib.contextmanager
+def engine_process(words: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """The engine's process and our end of the link to it; it ends with the block, by force if need be."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tenantry_engine.process", str(theirs.fileno()), *words],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            # the pool and the weights in huge pages: fewer misses when a step reads them all
+            env={"THP_MEM_ALLOC_ENABLE": "1", **os.environ},
+        )
+        theirs.close()
+        try:
+            yield process, ours
+        finally:
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)  # tells the engine to end
+            try:
+                process.wait(_ENGINE_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.warning("the engine's process did not end when told to: it is killed")
+                process.kill()
+                process.wait()
+
+
+async def _first(*waits: Awaitable[Any]) -> None:
+    """Until one of them is over; the others are given up."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket that no one can connect to before a server listens on it. Raises EngineError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # a client that does not take what was sent is gone after this time, and with it what it holds
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_CLIENT_SECONDS * 1000)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise EngineError(f"`--port` and `--admin-port` must be free: {host}:{port}: {error}") from error
+    return sock
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    hint = "; killed from outside, perhaps for its memory" if code == -signal.SIGKILL else ""
+    return f"signal {-code}{hint}"
 
 
 class _Server(uvicorn.Server):
@@ -150,24 +167,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn(app: object) -> uvicorn.Config:
+def _uvicorn(app: object, shutdown_seconds: float = 60) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=60,
+        timeout_graceful_shutdown=int(shutdown_seconds),
         server_header=False,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
-    except OSError as error:
-        raise EngineError(f"`--port` and `--admin-port` must be free: {host}:{port}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -245,6 +245,7 @@ class Engines:
         for replica in self._made:
             engine = replica.engine
             engine.stop()
+            replica.close()
             engine.pool.check()
             counts = engine.pool.counts()
             assert counts.kv == 0, "pages of a sequence were not given back"

@@ -12,17 +12,17 @@ from pathlib import Path
 import engine_world as world
 import httpx
 import pytest
-from tenantry_engine.config import EngineConfig
+from tenantry_engine.config import EngineConfig, configure
 from tenantry_engine.digest import model_digest
 from tenantry_engine.errors import EngineError
-from tenantry_engine.main import parser, read_config
 from tenantry_engine.memory import size_pool
+from tenantry_engine.options import parser
 from tenantry_engine.replica import Replica
 
 
 def config(model: Path, tmp_path: Path, *flags: str) -> EngineConfig:
     required = ["--model", str(model), "--data-dir", str(tmp_path / "d"), "--dtype", "float32"]
-    return read_config(parser().parse_args([*required, *flags]))
+    return configure(parser().parse_args([*required, *flags]))
 
 
 @pytest.mark.parametrize(

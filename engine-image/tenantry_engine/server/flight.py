@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tenantry_engine.engine import Engine
+from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.sequence import Sequence
 from tenantry_engine.server.answer import Answer
 from tenantry_engine.server.http import until_gone
@@ -24,7 +24,7 @@ class Flight:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineLink,
         live: MutableMapping[str, tuple[Answer, int]],
         metrics: Metrics,
         answer: Answer,

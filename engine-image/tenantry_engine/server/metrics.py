@@ -6,15 +6,17 @@ No series is labelled by adapter or tenant: there may be thousands.
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tenantry_engine.engine import Engine
+from tenantry_engine.ipc.messages import Ran
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """The series of one replica. Safe to use from several threads."""
+    """The series of one replica."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -56,11 +58,11 @@ class Metrics:
             registry=self.registry,
         )
 
-    def step(self, engine: Engine, seconds: float, rows: int, adapters: int) -> None:
-        """A step ended. Called on the engine's thread."""
-        self._step.labels(self._model).observe(seconds)
-        self._rows.labels(self._model).observe(rows)
-        self._distinct.labels(self._model).observe(adapters)
+    def step(self, ran: Ran) -> None:
+        """A step ended."""
+        self._step.labels(self._model).observe(ran.seconds)
+        self._rows.labels(self._model).observe(ran.rows)
+        self._distinct.labels(self._model).observe(ran.adapters)
 
     def first_token(self, seconds: float) -> None:
         """A request's first token is out."""
@@ -73,21 +75,18 @@ class Metrics:
         self._success.labels(self._model, reason).inc()
         self._whole.labels(self._model).observe(seconds)
 
-    def look(self, engine: Engine) -> None:
-        """Reads the state of now. Called on the engine's thread."""
-        counts = engine.pool.counts()
-        self._running.labels(self._model).set(engine.scheduler.running)
-        self._waiting.labels(self._model).set(engine.scheduler.waiting)
-        self._usage.labels(self._model).set((counts.kv + counts.adapter) / counts.total)
-        self._preempted.labels(self._model).set(engine.scheduler.preemptions)
-        for state in ("free", "kv", "adapter", "cached"):
-            self._pages.labels(self._model, state).set(getattr(counts, state))
-        registered, resident = engine.registry.names()
-        self._adapters.labels(self._model, "registered").set(len(registered))
-        self._adapters.labels(self._model, "resident").set(len(resident))
-        self._adapters.labels(self._model, "active").set(
-            len({s.adapter for s in engine.scheduler.sequences()} - {None})
-        )
+    def look(self, numbers: dict[str, Any]) -> None:
+        """Takes in the engine's numbers of now."""
+        pages = numbers["pages"]
+        self._running.labels(self._model).set(numbers["running"])
+        self._waiting.labels(self._model).set(numbers["waiting"])
+        self._usage.labels(self._model).set((pages["kv"] + pages["adapter"]) / pages["total"])
+        self._preempted.labels(self._model).set(numbers["preemptions"])
+        for state, count in pages.items():
+            if state != "total":
+                self._pages.labels(self._model, state).set(count)
+        for state in ("registered", "resident", "active"):
+            self._adapters.labels(self._model, state).set(numbers[state])
 
     def render(self) -> bytes:
         """The text form."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import uuid
@@ -16,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tenantry_engine.engine import Engine
 from tenantry_engine.errors import RequestError
 from tenantry_engine.identity import GATEWAY, Identity, Verifier, read_identity
-from tenantry_engine.scheduler import Event
+from tenantry_engine.ipc.link import EngineLink
+from tenantry_engine.ipc.messages import Happened
 from tenantry_engine.sequence import Sampling, Sequence
 from tenantry_engine.server.answer import Answer, stream
 from tenantry_engine.server.flight import EventStream, Flight
@@ -55,7 +54,7 @@ class Serving:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineLink,
         tokenizer: Tokenizer,
         defaults: Defaults,
         verifier: Verifier | None,
@@ -67,6 +66,7 @@ class Serving:
         self._verifier = verifier
         self._metrics = metrics
         self._live: dict[str, tuple[Answer, int]] = {}
+        engine.listener = self._dispatch
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", guarded(self._chat), methods=["POST"]),
@@ -76,23 +76,14 @@ class Serving:
             ]
         )
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on the engine's events come to this loop."""
-
-        def listen(events: list[Event]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for answers any more
-                loop.call_soon_threadsafe(self._dispatch, events)
-
-        self._engine.listener = listen
-
     @property
     def in_flight(self) -> int:
         """Sequences whose clients wait."""
         return len(self._live)
 
-    def _dispatch(self, events: list[Event]) -> None:
+    def _dispatch(self, events: list[Happened]) -> None:
         for event in events:
-            live = self._live.get(event.sequence.id)
+            live = self._live.get(event.id)
             if live is not None:
                 live[0].put(live[1], event.token, event.finish)
 
@@ -127,9 +118,9 @@ class Serving:
         return await self._generate(request, body, identity, prompts, body.max_tokens or 16, chat=False)
 
     async def _models(self, request: Request) -> Response:
-        names = [self._engine.config.model_name]
+        names = [self._engine.model_name]
         if self._verifier is None:
-            registered, _ = await asyncio.wrap_future(self._engine.call(self._engine.registry.names))
+            registered, _ = await self._engine.names()
             names += registered
         return json_response(
             {
@@ -249,7 +240,7 @@ class Serving:
         headers = {SERVED_HEADER: body.model}
         try:
             digest, uid = (identity.digest, identity.uid) if identity else (None, None)
-            await asyncio.wrap_future(self._engine.call(partial(self._engine.submit, sequences, digest, uid)))
+            await self._engine.submit(sequences, digest, uid)
             head = await or_gone(request, flight.next())
             if not body.stream:
                 await or_gone(request, flight.rest())

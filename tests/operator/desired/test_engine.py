@@ -94,10 +94,11 @@ def test_a_pool_without_lora_says_so_to_the_engine(pool_wire: dict[str, Any]) ->
 
 
 def test_the_engine_understands_every_argument(pool_spec: AdapterPoolSpec) -> None:
-    from tenantry_engine.main import parser, read_config
+    from tenantry_engine.config import configure
+    from tenantry_engine.options import parser
 
     options = parser().parse_args(engine.arguments(pool_spec, facts(), pool_spec.lanes[0]))
-    config = read_config(options)
+    config = configure(options)
     assert options.host == "0.0.0.0"
     assert (config.slots, config.pool_bytes, config.model_name) == (8, 67108864, "tiny")
     assert config.lora is not None

@@ -14,6 +14,16 @@ from tenantry_engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
+class Scored:
+    """`count` rows from `row` on, which hold a sequence's prompt from `position` on."""
+
+    sequence: Sequence
+    row: int
+    position: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """T rows of B sequences, of which some are sampled."""
 
@@ -26,6 +36,7 @@ class Batch:
     segments: Segments
     sampled_rows: Tensor  # int64 [S]
     sampled: tuple[Sequence, ...]  # S sequences, in the order of the rows
+    scored: tuple[Scored, ...] = ()  # prompts whose tokens are to be scored
 
 
 def build(
@@ -41,6 +52,7 @@ def build(
     runs: list[tuple[PagedAdapter | None, int]] = []
     rows: list[int] = []
     sampled: list[Sequence] = []
+    scored: list[Scored] = []
     for work in ordered:
         sequence, begin, end = work.sequence, work.start, work.start + work.count
         pages = sequence.pages
@@ -50,6 +62,8 @@ def build(
         starts.append(len(tokens))
         lengths.append(end)
         runs.append((paged(sequence.adapter) if sequence.adapter else None, work.count))
+        if sequence.sampling.prompt_logprobs is not None and begin < sequence.prompt_len:
+            scored.append(Scored(sequence, starts[-2], begin, work.count))
         if work.samples:
             rows.append(len(tokens) - 1)
             sampled.append(sequence)
@@ -71,4 +85,5 @@ def build(
         segments=builder.build(runs),
         sampled_rows=tensor(rows, torch.int64),
         sampled=tuple(sampled),
+        scored=tuple(scored),
     )

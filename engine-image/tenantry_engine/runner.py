@@ -6,19 +6,23 @@ from collections.abc import Callable
 
 import torch
 from tenantry_kernels import PagedAdapter, SegmentBuilder
+from torch import Tensor
 
-from tenantry_engine.batch import build
+from tenantry_engine.batch import Scored, build
 from tenantry_engine.models import Model
-from tenantry_engine.sampler import choose
+from tenantry_engine.sampler import Choices, Sampler
 from tenantry_engine.scheduler import Work
-from tenantry_engine.sequence import Sequence
+
+_SCORED_ROWS = 64
+"""Rows of a prompt whose logits are in memory at once."""
 
 
 class Runner:
     """One model, one pool."""
 
-    def __init__(self, model: Model, pages: int, device: str = "cpu") -> None:
+    def __init__(self, model: Model, pages: int, device: str, sampler: Sampler) -> None:
         self.model = model
+        self.sampler = sampler
         self.device = device
         self.memory = torch.zeros(pages, model.kv_shape.page_elems, dtype=model.dtype, device=device)
         self._kv = model.kv_shape.view(self.memory)
@@ -35,11 +39,17 @@ class Runner:
             self.memory[list(pages)] = 0
 
     @torch.inference_mode()
-    def run(self, works: list[Work], paged: Callable[[str], PagedAdapter]) -> dict[Sequence, int]:
+    def run(self, works: list[Work], paged: Callable[[str], PagedAdapter]) -> Choices:
         """Runs one step; the next token of every sequence that samples."""
         batch = build(works, paged, self._builder, self.device)
         hidden = self.model.forward(batch, self.memory, self._kv)
+        for scored in batch.scored:
+            self._score(scored, hidden)
         if not batch.sampled:
-            return {}
-        logits = self.model.logits(hidden[batch.sampled_rows])
-        return dict(zip(batch.sampled, choose(logits, batch.sampled), strict=True))
+            return Choices()
+        return self.sampler.choose(self.model.logits(hidden[batch.sampled_rows]), batch.sampled)
+
+    def _score(self, scored: Scored, hidden: Tensor) -> None:
+        for at in range(0, scored.count, _SCORED_ROWS):
+            rows = hidden[scored.row + at : scored.row + min(at + _SCORED_ROWS, scored.count)]
+            self.sampler.score_prompt(scored.sequence, scored.position + at, self.model.logits(rows))

@@ -11,11 +11,12 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from tenantry_engine.fairness import FairShare
 from tenantry_engine.pages import PagePool
-from tenantry_engine.sequence import Phase, Sequence
+from tenantry_engine.sequence import Phase, Scores, Sequence
 
 
 class Adapters(Protocol):
@@ -43,11 +44,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened to a sequence: a token, its end, or both. `finish`: stop, length, abort, deadline or error."""
+    """Something happened to a sequence: a token, its end, or both.
+
+    `finish`: stop, length, abort, deadline, error, or grammar (its structure became too complex to follow).
+    """
 
     sequence: Sequence
     token: int | None = None
     finish: str | None = None
+    scores: Scores | None = None  # of the token
+    prompt_scores: list[Scores] | None = (
+        None  # of the prompt's tokens from the second on, with the first token
+    )
 
 
 @dataclass
@@ -173,8 +181,16 @@ class Scheduler:
                 self._charge(work)
         return list(works.values())
 
-    def complete(self, works: list[Work], tokens: Mapping[Sequence, int]) -> list[Event]:
-        """The step ended; `tokens` holds the next one of every sequence that samples."""
+    def complete(
+        self,
+        works: list[Work],
+        tokens: Mapping[Sequence, int],
+        ends: Mapping[Sequence, str] = MappingProxyType({}),
+    ) -> list[Event]:
+        """The step ended; `tokens` holds the next one of every sequence that samples.
+
+        `ends` says why a sequence ends with its token for a reason that lies outside the scheduler.
+        """
         events: list[Event] = []
         for work in works:
             sequence = work.sequence
@@ -185,7 +201,10 @@ class Scheduler:
             sequence.tokens.append(token)
             sequence.phase = Phase.DECODE
             sampling = sequence.sampling
-            if token in sampling.stop_ids and sequence.generated > sampling.min_tokens:
+            if sequence in ends:
+                self._finish(sequence, ends[sequence])
+                events.append(Event(sequence, token, ends[sequence]))
+            elif token in sampling.stop_ids and sequence.generated > sampling.min_tokens:
                 self._finish(sequence, "stop")
                 events.append(Event(sequence, token, "stop"))
             elif sequence.generated >= sampling.max_tokens:

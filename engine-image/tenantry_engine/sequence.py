@@ -18,8 +18,16 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
+class Scores:
+    """How likely the model found a token, and what it found most likely there: natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token, logprob), most likely first
+
+
+@dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `seed` None = a fresh one for each request."""
+    """How the next token is chosen, and what is told about it."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -32,16 +40,22 @@ class Sampling:
     min_tokens: int = 0
     max_tokens: int = 16
     stop_ids: frozenset[int] = frozenset()
+    repetition_penalty: float = 1.0
+    grammar: str | None = (
+        None  # source of `tenantry_engine.grammar`, prepared before the sequence is admitted
+    )
+    logprobs: int | None = None  # scores of each output token, with so many of the most likely ones
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens, which must all be computed for it
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it matters which tokens the sequence holds."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits change before a token is chosen."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or (self.min_tokens and self.stop_ids)
-        )
+        """Whether logits change before a token is chosen, but by a grammar."""
+        return bool(self.counts_tokens or self.logit_bias or (self.min_tokens and self.stop_ids))
 
 
 @dataclass(eq=False)

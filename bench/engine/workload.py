@@ -86,11 +86,10 @@ def prompts(count: int, vocab: int, seed: int = 0) -> list[list[int]]:
 
 
 @dataclass
-class Replica:
-    """A replica that runs, and its ports."""
+class Server:
+    """Anything that answers OpenAI's completions on a port of this machine."""
 
     port: int
-    admin: int
 
     async def generate(self, served: list[str], asked: list[list[int]]) -> float:
         """All requests, 16 at a time, over HTTP; output tokens per second."""
@@ -117,6 +116,13 @@ class Replica:
             started = time.perf_counter()
             await asyncio.gather(*(work() for _ in range(CONCURRENT)))
             return made / (time.perf_counter() - started)
+
+
+@dataclass
+class Replica(Server):
+    """A replica of Tenantry's engine, and its second port."""
+
+    admin: int
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum of a series over its labels, or over those that hold `label`."""

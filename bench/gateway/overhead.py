@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,17 @@ import uvloop
 from tenantry.api import keys
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results"
+sys.path.insert(0, str(HERE.parent))
+
+import report  # noqa: E402
+
 VOID_MS = 2.0
-RANGES = {"chunk_p50_ms": 1.0, "first_byte_p50_ms": 2.0}
+RANGES: dict[str, report.Bounds] = {
+    "added_chunk_p50_ms": (None, 1.0),
+    "added_first_byte_p50_ms": (None, 2.0),
+    "failed": (None, 0),
+    "valid_rounds_share": (0.5, None),
+}
 
 
 @dataclass
@@ -160,8 +166,8 @@ def wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"nothing answers on port {port}")
 
 
-def measure(rate: float, rounds: int, seconds: float) -> dict[str, Any]:
-    """Figures of both sides, the difference, and the gateway's CPU per request."""
+def measure(rate: float, rounds: int, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Figures of the gateway and what it adds, and those of the bare engine beside it."""
     engine, admin, port = free_ports(3)
     key = keys.mint("bench").key
     with tempfile.TemporaryDirectory(prefix="tenantry-bench-") as name:
@@ -193,7 +199,7 @@ def measure(rate: float, rounds: int, seconds: float) -> dict[str, Any]:
 
 def rounds_of(
     rate: float, rounds: int, seconds: float, ports: dict[str, int], request: bytes, pid: int
-) -> dict[str, Any]:
+) -> tuple[dict[str, float], dict[str, float]]:
     kept: list[dict[str, dict[str, float]]] = []
     failed, void, cpu, requests = 0, 0, 0.0, 0
     for number in range(rounds):
@@ -222,21 +228,14 @@ def rounds_of(
     added = {name: round(medians["gateway"][name] - medians["direct"][name], 3) for name in medians["direct"]}
     figures = {
         "rate": rate,
-        "added": added,
-        "gateway": medians["gateway"],
+        **{f"added_{name}": value for name, value in added.items()},
+        **{f"gateway_{name}": value for name, value in medians["gateway"].items()},
         "cpu_ms_per_request": round(1000 * cpu / max(1, requests), 2),
         "failed": failed,
-        "void_rounds": void,
+        "valid_rounds_share": round((rounds - void) / rounds, 2),
         "rounds": rounds,
     }
-    ok = failed == 0 and all(added[name] <= most for name, most in RANGES.items())
-    return {
-        "bench": "gateway/overhead",
-        "figures": figures,
-        "peers": {"direct": medians["direct"]},
-        "ranges": RANGES,
-        "ok": ok,
-    }
+    return figures, {f"direct_{name}": value for name, value in medians["direct"].items()}
 
 
 def main() -> None:
@@ -246,26 +245,12 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=8)
     asked = options.parse_args()
-    result = measure(asked.rate, 1 if asked.quick else asked.rounds, 3 if asked.quick else asked.seconds)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    rounds, seconds = (1, 3.0) if asked.quick else (asked.rounds, asked.seconds)
+    figures, peers = measure(asked.rate, rounds, seconds)
+    code = report.finish(
+        bench="gateway/overhead", figures=figures, peers=peers, ranges=RANGES, keep=not asked.quick
     )
-    now = datetime.now(UTC)
-    about = {
-        "date": now.isoformat(timespec="seconds"),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-        },
-        "load_average": os.getloadavg(),
-        "commit": commit.stdout.strip(),
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"gateway-overhead-{now:%Y-%m-%d}.json"
-    path.write_text(json.dumps({**result, **about}, indent=2) + "\n")
-    print(json.dumps(result))
-    sys.exit(0 if result["ok"] else 1)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

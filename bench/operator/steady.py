@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -38,16 +37,17 @@ from tenantry.cluster import ADAPTER_POOL, POD, STATEFUL_SET, TENANT, Client, Ke
 from tenantry.cluster.transport import load_configuration
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "e2e"))
+sys.path[:0] = [str(REPOSITORY / "e2e"), str(REPOSITORY / "bench")]
 
+import report  # noqa: E402
 from cluster.controlplane import STORE_CONTROLLERS, ControlPlane  # noqa: E402
 
 SYSTEM = "tenantry-system"
 USER = "bench-operator"
 POOL = "shared"
-RANGES = {
-    "idle_requests_per_minute": {"max": 0.0},
-    "limit_to_gateway_p99_seconds": {"max": 2.0},
+RANGES: dict[str, report.Bounds] = {
+    "idle_requests_per_minute": (None, 0.0),
+    "limit_to_gateway_p99_seconds": (None, 2.0),
 }
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -415,13 +415,6 @@ async def measure(
     return figures, peers
 
 
-def commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=REPOSITORY
-    )
-    return found.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -429,23 +422,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 tenants, 10 idle seconds, 20 changes")
     quick = parser.parse_args().quick
     figures, peers = asyncio.run(measure(20, 10, 20) if quick else measure(200, 60, 200))
-    ok = all(figures[name] <= bounds["max"] for name, bounds in RANGES.items())
-    result = {"bench": "operator/steady", "figures": figures, "peers": peers, "ranges": RANGES, "ok": ok}
-    if not quick:
-        about = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "machine": {
-                "cpus": os.cpu_count(),
-                "system": platform.platform(),
-                "python": platform.python_version(),
-            },
-        }
-        target = REPOSITORY / "bench" / "results" / f"operator-steady-{datetime.now(UTC):%Y-%m-%d}.json"
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(json.dumps({**result, **about}, indent=2) + "\n")
-    print(json.dumps(result))
-    sys.exit(0 if ok else 1)
+    sys.exit(
+        report.finish(bench="operator/steady", figures=figures, peers=peers, ranges=RANGES, keep=not quick)
+    )
 
 
 if __name__ == "__main__":

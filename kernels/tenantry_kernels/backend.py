@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Literal
 
@@ -14,22 +16,34 @@ Backend = Literal["cpu", "triton", "reference"]
 _FORCE = "TENANTRY_KERNELS"
 """Environment variable: `reference` makes plain torch serve everything (to compare, to debug)."""
 
+_asked = [os.environ.get(_FORCE, "")]  # read once: a step asks hundreds of times
+
 
 def of(tensor: Tensor) -> Backend:
     """The backend for tensors like this one (device and dtype decide)."""
-    return _choose(tensor.device.type, tensor.dtype, os.environ.get(_FORCE, ""))[0]
+    return _choose(tensor.device.type, tensor.dtype, _asked[-1])[0]
 
 
 def describe(device: torch.device | str, dtype: torch.dtype) -> str:
     """One line for the start of the log: which backend serves and why."""
-    kind, why = _choose(torch.device(device).type, dtype, os.environ.get(_FORCE, ""))
+    kind, why = _choose(torch.device(device).type, dtype, _asked[-1])
     return f"kernels: {kind} ({why})"
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Within it plain torch serves everything, as with the environment variable."""
+    _asked.append("reference")
+    try:
+        yield
+    finally:
+        _asked.pop()
 
 
 @cache
 def _choose(device: str, dtype: torch.dtype, forced: str) -> tuple[Backend, str]:
     if forced == "reference":
-        return "reference", f"{_FORCE}=reference is set"
+        return "reference", f"asked for, e.g. by {_FORCE}=reference"
     if device == "cuda":
         return "triton", "tensors are on a GPU"
     if device != "cpu":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tenantry_kernels import backend
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,6 +23,7 @@ def extension() -> None:
 
 
 @pytest.fixture
-def reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def reference_only() -> Iterator[None]:
     """Plain torch serves everything."""
-    monkeypatch.setenv("TENANTRY_KERNELS", "reference")
+    with backend.reference():
+        yield

@@ -14,12 +14,24 @@ def test_extension_serves_cpu_tensors() -> None:
     assert describe("cpu", torch.bfloat16).startswith("kernels: cpu (C++ extension, ")
 
 
-def test_other_dtypes_and_a_forced_reference_say_why(monkeypatch) -> None:
+def test_other_dtypes_and_a_forced_reference_say_why() -> None:
     assert describe("cpu", torch.float16) == (
         "kernels: reference (the C++ extension serves float32 and bfloat16, not torch.float16)"
     )
-    monkeypatch.setenv("TENANTRY_KERNELS", "reference")
-    assert describe("cpu", torch.float32) == "kernels: reference (TENANTRY_KERNELS=reference is set)"
+    with backend.reference():
+        assert describe("cpu", torch.float32) == (
+            "kernels: reference (asked for, e.g. by TENANTRY_KERNELS=reference)"
+        )
+    assert backend.of(torch.zeros(1)) == "cpu"
+
+
+def test_the_environment_forces_the_reference() -> None:
+    code = "from tenantry_kernels import backend; import torch; print(backend.of(torch.zeros(1)))"
+    environment = {**os.environ, "TENANTRY_KERNELS": "reference"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=True
+    )
+    assert done.stdout.strip() == "reference"
 
 
 def test_without_a_library_the_reference_serves(monkeypatch, tmp_path) -> None:

@@ -1,7 +1,7 @@
 // LoRA on rows that lie anywhere in the pool: shrink (dot products with A's rows), expand (sum of B's rows).
 //
-// Every value is one chain in a fixed order: over pairs of vectors in shrink, over ranks in expand. Tiles of tokens
-// only decide how often a row is read.
+// Every value is one chain in a fixed order: over vectors in shrink, over ranks in expand. Tiles of tokens and ranks only
+// decide how often a row is read, so a row's result has the same bits in any batch.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,14 @@
 namespace tenantry {
 namespace TENANTRY_ISA {
 
+// R ranks times N tokens, one sum in registers for each: eight sums hide the latency of the multiply-adds.
 template <int R, int N, typename T>
 TENANTRY_INLINE void shrink_tile(const Lora<T>& call, const LoraTask& task, int64_t token, int64_t rank) {
   const T* rows[R];
   const T* xs[N];
   for (int r = 0; r < R; ++r) rows[r] = call.pool + task.a_rows[rank + r];
   for (int n = 0; n < N; ++n) xs[n] = call.x + (task.token + token + n) * call.x_stride;
-  V acc[R][N][2] = {};
+  V acc[R][N] = {};
   const auto step = [&](int64_t at, auto load) {
     V x[N][2];
     for (int n = 0; n < N; ++n) load(xs[n] + at, x[n][0], x[n][1]);
@@ -25,8 +26,8 @@ TENANTRY_INLINE void shrink_tile(const Lora<T>& call, const LoraTask& task, int6
       V a[2];
       load(rows[r] + at, a[0], a[1]);
       for (int n = 0; n < N; ++n) {
-        acc[r][n][0] += x[n][0] * a[0];
-        acc[r][n][1] += x[n][1] * a[1];
+        acc[r][n] += x[n][0] * a[0];
+        acc[r][n] += x[n][1] * a[1];
       }
     }
   };
@@ -38,13 +39,12 @@ TENANTRY_INLINE void shrink_tile(const Lora<T>& call, const LoraTask& task, int6
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n)
-      call.hidden[(task.token + token + n) * call.hidden_stride + task.hidden + rank + r] =
-          task.scale * sum(acc[r][n][0] + acc[r][n][1]);
+      call.hidden[(task.token + token + n) * call.hidden_stride + task.hidden + rank + r] = task.scale * sum(acc[r][n]);
 }
 
 template <int N, typename T>
 void shrink_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
-  constexpr int R = N == 1 ? 4 : 2;
+  constexpr int R = N == 1 ? 8 : 4;
   int64_t rank = item.begin;
   for (; rank + R <= item.end; rank += R) shrink_tile<R, N>(call, *item.task, token, rank);
   for (; rank < item.end; ++rank) shrink_tile<1, N>(call, *item.task, token, rank);
@@ -63,20 +63,26 @@ TENANTRY_INLINE void expand_tile(const Lora<T>& call, const LoraTask& task, int6
                                  int64_t end) {
   V acc[N][C][2] = {};
   const float* hidden = call.hidden + (task.token + token) * call.hidden_stride + task.hidden;
-  const bool whole = column + C * P <= end;
-  for (int64_t rank = 0; rank < task.rank; ++rank) {
-    const T* b = call.pool + task.b_rows[rank] + column;
-    V value[N];
-    for (int n = 0; n < N; ++n) value[n] = splat(hidden[n * call.hidden_stride + rank]);
-    for (int c = 0; c < C; ++c) {
-      V w[2];
-      if (whole) load2(b + c * P, w[0], w[1]);
-      else load2(b + c * P, std::max<int64_t>(0, end - column - c * P), w[0], w[1]);
+  const auto sums = [&](auto load) {
+    for (int64_t rank = 0; rank < task.rank; ++rank) {
+      const T* b = call.pool + task.b_rows[rank] + column;
+      V w[C][2];
+      for (int c = 0; c < C; ++c) load(b, c, w[c][0], w[c][1]);
       for (int n = 0; n < N; ++n) {
-        acc[n][c][0] += value[n] * w[0];
-        acc[n][c][1] += value[n] * w[1];
+        const V value = splat(hidden[n * call.hidden_stride + rank]);
+        for (int c = 0; c < C; ++c) {
+          acc[n][c][0] += value * w[c][0];
+          acc[n][c][1] += value * w[c][1];
+        }
       }
     }
+  };
+  if (column + C * P <= end) {
+    sums([](const T* b, int c, V& low, V& high) { load2(b + c * P, low, high); });
+  } else {
+    sums([&](const T* b, int c, V& low, V& high) {
+      load2(b + c * P, std::max<int64_t>(0, end - column - c * P), low, high);
+    });
   }
   for (int n = 0; n < N; ++n) {
     T* to = call.out + (task.token + token + n) * call.out_stride + task.column + column;
@@ -92,7 +98,7 @@ TENANTRY_INLINE void expand_tile(const Lora<T>& call, const LoraTask& task, int6
 
 template <int N, typename T>
 void expand_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
-  constexpr int C = N == 1 ? 4 : 2;
+  constexpr int C = N == 1 ? 4 : N == 2 ? 2 : 1;
   for (int64_t column = item.begin; column < item.end; column += C * P)
     expand_tile<N, C>(call, *item.task, token, column, item.end);
 }
@@ -100,6 +106,7 @@ void expand_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
 template <typename T>
 void expand(const Lora<T>& call, const LoraItem& item) {
   int64_t n = 0;
+  for (; n + 6 <= item.tokens; n += 6) expand_tokens<6>(call, item, item.token + n);
   for (; n + 2 <= item.tokens; n += 2) expand_tokens<2>(call, item, item.token + n);
   for (; n < item.tokens; ++n) expand_tokens<1>(call, item, item.token + n);
 }

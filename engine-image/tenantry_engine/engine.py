@@ -1,6 +1,7 @@
 """The engine's thread: owns scheduler, pages, adapters and runner, and is the only one that touches them.
 
-Others reach it through `call` (a function that runs between two steps) and hear from it through `listener`.
+Others reach it through `call` (a function that runs between two steps) and hear from it through `listener`, once per
+turn of its loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ _FAILURES_TO_DIE = 3
 
 
 class Engine:
-    """One replica without its HTTP. `listener` gets the events of each step, on the engine's thread."""
+    """One replica without its HTTP.
+
+    All hooks are called on the engine's thread: `listener` with the events of every turn while there is work (perhaps
+    none: a sign of life), before it `observer` with the seconds, rows and distinct adapters of the step that it ran;
+    `faulted` when a background result could not be taken in; `ended` when the loop is over, with the reason when it is
+    not `stop`.
+    """
 
     def __init__(
         self,
@@ -47,9 +54,9 @@ class Engine:
         self.config = config
         self.max_model_len = max_model_len
         self.listener: Callable[[list[Event]], None] = lambda events: None
-        self.observer: Callable[[Engine, float, int, int], None] = lambda engine, seconds, rows, adapters: (
-            None
-        )
+        self.observer: Callable[[float, int, int], None] = lambda seconds, rows, adapters: None
+        self.faulted: Callable[[], None] = lambda: None
+        self.ended: Callable[[str | None], None] = lambda reason: None
         self._clock = clock
         self._runner = runner
         self.pool = PagePool(sizes.pages, wipe=runner.wipe)
@@ -113,6 +120,8 @@ class Engine:
             try:
                 future.set_result(function())
             except BaseException as error:
+                if not isinstance(error, RequestError):
+                    log.exception("a call failed")
                 future.set_exception(error)
 
         self._post(run)
@@ -132,10 +141,9 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """False when work waits and no step has ended for `stall_seconds`, or steps fail one after another."""
+        """False when work waits and no step has ended for `stall_seconds`, or the loop is over."""
         stalled = not self._idle and self._clock() - self._progress > self.config.stall_seconds
-        alive = self._thread.is_alive() or self._thread.ident is None
-        return alive and not stalled and self._failures < _FAILURES_TO_DIE
+        return not stalled and (self._thread.is_alive() or self._thread.ident is None)
 
     # on the engine's thread (through `call`)
 
@@ -169,31 +177,48 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
+        reason: str | None = "the engine's loop failed"
+        try:
+            reason = self._loop()
+        except BaseException:
+            log.exception("the engine's loop failed")
+        self._events += self.scheduler.abort_all("error" if reason else "abort")
+        self._publish()
+        self.ended(reason)
+
+    def _loop(self) -> str | None:
+        """Runs steps until `stop`; returns early, with the reason, when steps fail one after another."""
         while True:
             self._read_inbox()
             if self._stopping:
-                break
+                return None
             try:
                 stepped = self._step()
                 self._failures = 0
             except Exception:
                 self._failures += 1
                 log.exception("a step failed; its requests end with an error")
+                if self._failures >= _FAILURES_TO_DIE:
+                    return f"{self._failures} steps failed one after another"
                 self._events += self.scheduler.abort_all("error")
                 stepped = True
-            self._publish()
-            self._progress = self._clock()
             self._idle = not stepped and self.scheduler.running + self.scheduler.waiting == 0
+            if self._events or not self._idle:
+                self._publish()
+            self._progress = self._clock()
             if not stepped:
                 with self._wake:
                     if not self._inbox and not self._stopping:
                         self._wake.wait(timeout=_IDLE_SECONDS)
-        self._events += self.scheduler.abort_all("abort")
-        self._publish()
 
     def _read_inbox(self) -> None:
         while self._inbox:
-            self._inbox.popleft()()
+            item = self._inbox.popleft()
+            try:
+                item()
+            except Exception:
+                log.exception("a result could not be taken in")
+                self.faulted()
 
     def _step(self) -> bool:
         now = self._clock()
@@ -208,13 +233,12 @@ class Engine:
         events = self.scheduler.complete(works, chosen.tokens, chosen.ends)
         self._events += [chosen.told(event) for event in events]
         adapters = {w.sequence.adapter for w in works} - {None}
-        self.observer(self, self._clock() - now, sum(w.count for w in works), len(adapters))
+        self.observer(self._clock() - now, sum(w.count for w in works), len(adapters))
         return True
 
     def _publish(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
-            self.listener(events)
+        events, self._events = self._events, []
+        self.listener(events)
 
     def _adapter_loaded(self, digest: str) -> None:
         self.scheduler.adapter_loaded(digest)

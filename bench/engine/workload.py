@@ -142,12 +142,15 @@ def _last_lines(path: str) -> list[str]:
 
 
 @contextmanager
-def replica(model: Path, data: Path, *arguments: str, log: Path | None = None) -> Iterator[Replica]:
-    """A replica of its own process, ready; it ends with the block."""
+def replica(
+    model: Path, data: Path, *arguments: str, log: Path | None = None, open_to_all: bool = True
+) -> Iterator[Replica]:
+    """A replica of its own process, ready; it ends with the block. Served without identities when `open_to_all`."""
     port, admin = free_port(), free_port()
+    opened = ["--dev-open"] if open_to_all else []
     command = [
-        sys.executable, "-m", "tenantry_engine.main", "--model", str(model), "--model-name", "base", "--dev-open",
-        "--port", str(port), "--admin-port", str(admin), "--data-dir", str(data), *arguments,
+        sys.executable, "-m", "tenantry_engine.main", "--model", str(model), "--model-name", "base",
+        "--port", str(port), "--admin-port", str(admin), "--data-dir", str(data), *opened, *arguments,
     ]  # fmt: skip
     output = (log or data.with_suffix(".log")).open("w")
     process = subprocess.Popen(command, stdout=output, stderr=output)

@@ -27,28 +27,37 @@ class FairShare:
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
-        self._left_at = 0.0  # service of the last tenant that became idle
+        self._last = ""  # the tenant that was given prompt tokens last
+        self._last_service = 0.0
 
-    def arrive(self, tenant: str, weight: int) -> None:
-        """A request of the tenant came. One that was idle is lifted to the others, so that idling earns no credit."""
+    def arrive(self, tenant: str, weight: int, contending: Iterable[str] = ()) -> None:
+        """A request of the tenant came. One that was idle is lifted, so that idling earns no credit: to the least of
+        the tenants that are `contending` for prompt tokens, else to the one that was given some last."""
         account = self._accounts.setdefault(tenant, Account())
         account.weight = weight
         if account.pending == 0:
-            account.service = max(account.service, self._floor())
+            floor = min((self._accounts[other].service for other in contending), default=self._last_service)
+            account.service = max(account.service, floor)
         account.pending += 1
+
+    def idle(self, tenant: str) -> bool:
+        """Whether the tenant has no request here."""
+        account = self._accounts.get(tenant)
+        return account is None or account.pending == 0
 
     def leave(self, tenant: str) -> None:
         """A request of the tenant ended, whichever way."""
         account = self._accounts[tenant]
         account.pending -= 1
         if account.pending == 0:
-            self._left_at = account.service
             self._forget_idle()
 
-    def charge(self, tenant: str, inputs: int, outputs: int) -> None:
-        """Tokens scheduled for the tenant: uncached input and output ones."""
+    def charge(self, tenant: str, inputs: int, outputs: int, *, prompt: bool = False) -> None:
+        """Tokens scheduled for the tenant: uncached input and output ones. `prompt` = it contended for them."""
         account = self._accounts[tenant]
         account.service += (INPUT_COST * inputs + OUTPUT_COST * outputs) / account.weight
+        if prompt or tenant == self._last:
+            self._last, self._last_service = tenant, account.service
 
     def service(self, tenant: str) -> float:
         """Weighted service so far."""
@@ -58,12 +67,9 @@ class FairShare:
         """Whose turn it is."""
         return min(tenants, key=lambda tenant: (self._accounts[tenant].service, tenant), default=None)
 
-    def _floor(self) -> float:
-        active = [account.service for account in self._accounts.values() if account.pending]
-        return min(active, default=self._left_at)
-
     def _forget_idle(self) -> None:
-        """An idle tenant below the floor would be lifted to it anyway: its counter says nothing any more."""
-        floor = self._floor()
+        """An idle tenant below all others would be lifted anyway: its counter says nothing any more."""
+        active = [account.service for account in self._accounts.values() if account.pending]
+        floor = min(active, default=self._last_service)
         for tenant in [t for t, a in self._accounts.items() if a.pending == 0 and a.service <= floor]:
             del self._accounts[tenant]

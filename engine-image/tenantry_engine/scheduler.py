@@ -2,20 +2,26 @@
 
 Continuous batching: every step takes one token of each decoding sequence, then fills its token budget with chunks of
 prompts, each chunk for the tenant that has received least service. A request is admitted with all pages that its
-prompt and its adapter need, or not at all, so half-admitted requests cannot block each other.
+prompt and its adapter need, or not at all, so half-admitted requests cannot block each other. What the prefix cache
+already has of a prompt is neither computed nor charged.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from tenantry_engine.admission import LOADS, Round
+from tenantry_engine.chunk import StepSize
 from tenantry_engine.fairness import FairShare
+from tenantry_engine.kv import KvPages
+from tenantry_engine.lines import Line
 from tenantry_engine.pages import PagePool
+from tenantry_engine.preemption import gives_way, victim, within_share
+from tenantry_engine.prefix import Space
 from tenantry_engine.sequence import Phase, Scores, Sequence
 
 
@@ -58,33 +64,35 @@ class Event:
     )
 
 
-@dataclass
-class _Queue:
-    """One tenant's sequences: those that wait, in order of arrival, and those that hold pages."""
-
-    cap: int = 1
-    waiting: list[Sequence] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-
-
 class Scheduler:
-    """All sequences of one replica."""
+    """All sequences of one replica. `space` None = no prefix cache; `size` None = every step may be full."""
 
     def __init__(
-        self, pool: PagePool, adapters: Adapters, *, slots: int, step_tokens: int, page_tokens: int
+        self,
+        pool: PagePool,
+        adapters: Adapters,
+        *,
+        slots: int,
+        step_tokens: int,
+        page_tokens: int,
+        space: Space | None = None,
+        size: StepSize | None = None,
     ) -> None:
         if step_tokens <= slots:
             raise ValueError(f"`step_tokens` must be more than `slots` ({slots}), not {step_tokens}")
         self._pool = pool
+        self._kv = KvPages(pool, page_tokens, space)
         self._adapters = adapters
         self._slots = slots
         self._step_tokens = step_tokens
-        self._page_tokens = page_tokens
+        self._size = size
         self._fair = FairShare()
-        self._queues: dict[str, _Queue] = {}
+        self._lines: dict[str, Line] = {}
         self._by_id: dict[str, Sequence] = {}
+        self._loads: set[str] = set()  # adapters whose loading was begun here
         self._arrivals = 0
         self._admitted = 0
+        self._steps = 0
         self.preemptions = 0
         self.in_flight: Counter[str] = Counter()  # served name -> sequences, waiting or not
 
@@ -98,10 +106,11 @@ class Scheduler:
         sequence.arrival = self._arrivals
         self._by_id[sequence.id] = sequence
         self.in_flight[sequence.served] += 1
-        queue = self._queues.setdefault(sequence.tenant, _Queue())
-        queue.cap = sequence.cap
-        queue.waiting.append(sequence)
-        self._fair.arrive(sequence.tenant, sequence.weight)
+        contending = self._contending() if self._fair.idle(sequence.tenant) else []
+        self._fair.arrive(sequence.tenant, sequence.weight, contending)
+        line = self._lines.setdefault(sequence.tenant, Line(sequence.tenant))
+        line.cap, line.weight = sequence.cap, sequence.weight
+        line.wait(sequence)
 
     def abort(self, sequence_id: str, reason: str = "abort") -> Event | None:
         """Ends a sequence in any phase, between steps. None when it is not here (any more)."""
@@ -119,12 +128,14 @@ class Scheduler:
 
     def adapter_loaded(self, digest: str) -> None:
         """The adapter's pages are filled: its sequences may run."""
+        self._loads.discard(digest)
         for sequence in self._by_id.values():
             if sequence.phase is Phase.LOADING and sequence.adapter == digest:
                 sequence.phase = Phase.PREFILL
 
     def adapter_failed(self, digest: str) -> list[Event]:
         """The adapter cannot be loaded: its sequences end."""
+        self._loads.discard(digest)
         doomed = [s for s in self._by_id.values() if s.adapter == digest]
         return [self._finish(s, "error") for s in doomed]
 
@@ -162,14 +173,18 @@ class Scheduler:
 
     def plan(self) -> list[Work]:
         """What the next step runs; empty when nothing can run. The step must be completed by `complete`."""
+        self._steps += 1
         works: dict[Sequence, Work] = {}
         for sequence in self._decoding():
             if sequence.phase is Phase.DECODE and self._grow(sequence, works):
                 works[sequence] = Work(sequence, sequence.computed, 1, True)
-        budget = self._step_tokens - len(works)
-        may_admit = True
+        budget = self._step_tokens
+        if self._size is not None:
+            budget = min(budget, self._size.tokens(len(works)))
+        budget -= len(works)
+        admissions = Round(self._steps, self._can_load)
         while budget > 0:
-            chosen, may_admit = self._next_prefill(works, may_admit)
+            chosen = self._next_prefill(works, admissions)
             if chosen is None:
                 break
             count = min(chosen.missing, budget)
@@ -186,15 +201,20 @@ class Scheduler:
         works: list[Work],
         tokens: Mapping[Sequence, int],
         ends: Mapping[Sequence, str] = MappingProxyType({}),
+        seconds: float | None = None,
     ) -> list[Event]:
         """The step ended; `tokens` holds the next one of every sequence that samples.
 
-        `ends` says why a sequence ends with its token for a reason that lies outside the scheduler.
+        `ends` says why a sequence ends with its token for a reason that lies outside the scheduler; `seconds` is how
+        long the step took.
         """
+        if self._size is not None and seconds is not None and works:
+            self._size.measured(sum(work.count for work in works), seconds)
         events: list[Event] = []
         for work in works:
             sequence = work.sequence
             sequence.computed += work.count
+            self._kv.publish(sequence, self._lines[sequence.tenant])
             if not work.samples:
                 continue
             token = tokens[sequence]
@@ -214,83 +234,115 @@ class Scheduler:
                 events.append(Event(sequence, token))
         return events
 
+    # whose turn it is
+
     def _decoding(self) -> list[Sequence]:
-        found = [s for q in self._queues.values() for s in q.admitted if s.phase is Phase.DECODE]
+        found = [s for line in self._lines.values() for s in line.admitted if s.phase is Phase.DECODE]
         return sorted(found, key=lambda s: s.arrival)
 
-    def _next_prefill(self, works: dict[Sequence, Work], may_admit: bool) -> tuple[Sequence | None, bool]:
-        """The sequence whose turn it is, admitted if need be, and whether others may be admitted still."""
+    def _contending(self) -> list[str]:
+        """Tenants that would take prompt tokens now."""
+        admissions = Round(self._steps, self._can_load)
+        return [
+            tenant
+            for tenant, line in self._lines.items()
+            if line.started(()) is not None or admissions.candidate(line) is not None
+        ]
+
+    def _next_prefill(self, works: dict[Sequence, Work], admissions: Round) -> Sequence | None:
+        """The sequence whose turn it is, admitted if need be."""
+        open_ = self._admitted < self._slots or any(
+            s.bulk for line in self._lines.values() for s in line.admitted
+        )
         while True:
             ready: dict[str, Sequence] = {}
-            for tenant, queue in self._queues.items():
-                started = next(
-                    (s for s in queue.admitted if s.phase is Phase.PREFILL and s not in works), None
-                )
-                if started is not None:
-                    ready[tenant] = started
-                elif may_admit and queue.waiting and self._admissible(queue):
-                    ready[tenant] = queue.waiting[0]
+            for tenant, line in self._lines.items():
+                sequence = line.started(works) or (admissions.candidate(line) if open_ else None)
+                if sequence is not None:
+                    ready[tenant] = sequence
             turn = self._fair.least(ready)
             if turn is None:
-                return None, may_admit
-            sequence = ready[turn]
-            if sequence.phase is Phase.WAITING and not self._admit(sequence):
-                may_admit = False  # nobody overtakes the one that waits for pages
-            elif sequence.phase is not Phase.LOADING:
-                return sequence, may_admit
+                return None
+            chosen, line = ready[turn], self._lines[turn]
+            if chosen.phase is Phase.PREFILL:
+                return chosen
+            others_wait = admissions.others_wait(turn) or any(
+                s.phase is Phase.WAITING and tenant != turn for tenant, s in ready.items()
+            )
+            if others_wait and not self._within_share(chosen):
+                admissions.hold_back(turn)
+            elif self._admit(chosen, works):
+                admissions.admitted(chosen, line)
+            else:
+                admissions.pass_over(chosen)
 
-    def _admissible(self, queue: _Queue) -> bool:
-        return self._admitted < self._slots and len(queue.admitted) < queue.cap
-
-    def _admit(self, sequence: Sequence) -> bool:
-        """Reserves all that the sequence needs to start, or nothing."""
-        last = sequence.prompt_len + sequence.sampling.max_tokens
-        kv_pages = min(self._pages(len(sequence.tokens)) + 1, self._pages(last))
+    def _can_load(self, sequence: Sequence) -> bool:
         digest = sequence.adapter
-        needed = 0 if digest is None else self._adapters.pages_needed(digest)
-        held = digest is not None and self._pool.holds(digest)
-        pages = self._pool.reserve(kv_pages, digest, needed)
-        if pages is None:
-            return False
-        queue = self._queues[sequence.tenant]
-        queue.waiting.remove(sequence)
-        insort(queue.admitted, sequence, key=lambda s: s.arrival)
+        return digest is None or self._pool.holds(digest) or len(self._loads) < LOADS
+
+    # pages
+
+    def _admit(self, sequence: Sequence, works: dict[Sequence, Work]) -> bool:
+        """Reserves all that the sequence needs to start, or nothing; others give way to it where they should."""
+        while self._admitted >= self._slots:
+            if not self._make_room(sequence, works, None):
+                return False
+        while not self._kv.reserve(sequence, unloaded := self._adapter_pages(sequence)):
+            if not self._make_room(sequence, works, self._pages_wanted(sequence)):
+                return False
+        self._lines[sequence.tenant].admit(sequence)
         self._admitted += 1
-        sequence.pages = pages
         sequence.phase = Phase.PREFILL
+        digest = sequence.adapter
         if digest is not None:
-            if not held:
+            if unloaded:
+                self._loads.add(digest)
                 self._adapters.load(digest)
             if not self._adapters.ready(digest):
                 sequence.phase = Phase.LOADING
         return True
 
+    def _adapter_pages(self, sequence: Sequence) -> int:
+        """Pages of its adapter that are still to be taken."""
+        digest = sequence.adapter
+        if digest is None or self._pool.holds(digest):
+            return 0
+        return self._adapters.pages_needed(digest)
+
+    def _pages_wanted(self, sequence: Sequence) -> int:
+        return self._kv.needs(sequence)[1] + self._adapter_pages(sequence)
+
+    def _within_share(self, sequence: Sequence) -> bool:
+        line = self._lines[sequence.tenant]
+        return within_share(line, self._lines.values(), self._pool, self._pages_wanted(sequence))
+
     def _grow(self, sequence: Sequence, works: dict[Sequence, Work]) -> bool:
         """Makes room for one more token; others (or the sequence itself) give way when no page is left."""
-        while len(sequence.pages) * self._page_tokens <= sequence.computed:
-            page = self._pool.reserve(1)
-            if page is not None:
-                sequence.pages += page
-                continue
-            victim = self._victim()
-            works.pop(victim, None)
-            self._preempt(victim)
-            if victim is sequence:
+        while not self._kv.grow(sequence, self._lines[sequence.tenant]):
+            chosen = victim(self._lines.values(), self._pool)
+            assert chosen is not None, "the sequence itself can always give way"
+            self._preempt(chosen, works)
+            if chosen is sequence:
                 return False
         return True
 
-    def _victim(self) -> Sequence:
-        """Bulk first, then the tenant with most pages for its weight, its youngest request."""
-        admitted = [s for q in self._queues.values() for s in q.admitted if s.phase is not Phase.LOADING]
-        share = {tenant: sum(len(s.pages) for s in queue.admitted) for tenant, queue in self._queues.items()}
-        return max(admitted, key=lambda s: (s.bulk, share[s.tenant] / s.weight, s.arrival))
+    def _make_room(self, sequence: Sequence, works: dict[Sequence, Work], needed: int | None) -> bool:
+        """Lets one admitted sequence give way to a waiting one that lacks `needed` pages, or a slot (None)."""
+        lines = list(self._lines.values())
+        chosen = gives_way(sequence, lines, self._pool, needed=needed, busy=works)
+        if chosen is not None:
+            self._preempt(chosen, works)
+        return chosen is not None
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to its place in the queue; its tokens are computed again later, at no charge."""
+    # ways back and out
+
+    def _preempt(self, sequence: Sequence, works: dict[Sequence, Work]) -> None:
+        """Back to its place in the line; its tokens are computed again later, at no charge."""
+        works.pop(sequence, None)
         self._give_back(sequence)
         sequence.phase = Phase.WAITING
-        sequence.computed = 0
-        insort(self._queues[sequence.tenant].waiting, sequence, key=lambda s: s.arrival)
+        sequence.preempted += 1
+        self._lines[sequence.tenant].wait(sequence)
         self.preemptions += 1
 
     def _charge(self, work: Work) -> None:
@@ -298,13 +350,14 @@ class Scheduler:
         end = work.start + work.count
         fresh = max(0, min(end, sequence.prompt_len) - sequence.charged)
         sequence.charged = max(sequence.charged, end)
-        self._fair.charge(sequence.tenant, fresh, 1 if work.samples else 0)
+        prompt = sequence.phase is Phase.PREFILL
+        self._fair.charge(sequence.tenant, fresh, 1 if work.samples else 0, prompt=prompt)
 
     def _finish(self, sequence: Sequence, reason: str) -> Event:
         """The only way out: everything that the sequence holds is given back here, once."""
-        queue = self._queues[sequence.tenant]
+        line = self._lines[sequence.tenant]
         if sequence.phase is Phase.WAITING:
-            queue.waiting.remove(sequence)
+            line.waiting.remove(sequence)
         else:
             self._give_back(sequence)
         sequence.phase = Phase.DONE
@@ -312,16 +365,12 @@ class Scheduler:
         self.in_flight[sequence.served] -= 1
         if not self.in_flight[sequence.served]:
             del self.in_flight[sequence.served]
-        if not queue.waiting and not queue.admitted:
-            del self._queues[sequence.tenant]
+        if not line:
+            del self._lines[sequence.tenant]
         self._fair.leave(sequence.tenant)
         return Event(sequence, None, reason)
 
     def _give_back(self, sequence: Sequence) -> None:
-        self._queues[sequence.tenant].admitted.remove(sequence)
+        self._lines[sequence.tenant].release(sequence)
         self._admitted -= 1
-        self._pool.release(sequence.pages, sequence.adapter)
-        sequence.pages = []
-
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._page_tokens)
+        self._kv.release(sequence)

@@ -72,13 +72,26 @@ class Sequence:
     cap: int = 1 << 30
     bulk: bool = False
     deadline: float | None = None
+    salt: str | None = field(
+        default=None, repr=False
+    )  # of the tenant's cached blocks; None = none are kept or used
 
     prompt_len: int = field(init=False)
     phase: Phase = field(default=Phase.WAITING, init=False)
     arrival: int = field(default=0, init=False)  # order of arrival, kept over preemption
-    computed: int = field(default=0, init=False)  # leading tokens whose K and V are in pages
-    charged: int = field(default=0, init=False)  # leading tokens paid for
+    computed: int = field(default=0, init=False)  # leading tokens that need not be computed any more
+    charged: int = field(default=0, init=False)  # leading tokens paid for, or found in the prefix cache
     pages: list[int] = field(default_factory=list, init=False)
+    cached: int = field(default=0, init=False)  # prompt tokens that the prefix cache had at first admission
+    blocks: list[bytes] = field(
+        default_factory=list, init=False, repr=False
+    )  # keys of the leading full blocks
+    shared: int = field(
+        default=0, init=False
+    )  # leading pages that hold published blocks: nothing is written there
+    overtaken: int = field(default=0, init=False)  # requests admitted while this one was passed over
+    passed_at: int | None = field(default=None, init=False)  # step in which it was first passed over
+    preempted: int = field(default=0, init=False)  # times it gave way
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)

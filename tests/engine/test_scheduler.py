@@ -213,7 +213,7 @@ def test_an_empty_queue_has_no_memory() -> None:
         world.add(f"t{number}", output=1)
         world.run()
     assert len(world.scheduler._fair._accounts) <= 2
-    assert not world.scheduler._queues
+    assert not world.scheduler._lines
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE])
@@ -265,10 +265,10 @@ def test_charges_are_for_uncached_input_and_output_once() -> None:
     charged = Counter[str]()
     charge = world.scheduler._fair.charge
 
-    def count(tenant: str, inputs: int, outputs: int) -> None:
+    def count(tenant: str, inputs: int, outputs: int, *, prompt: bool = False) -> None:
         charged["in"] += inputs
         charged["out"] += outputs
-        charge(tenant, inputs, outputs)
+        charge(tenant, inputs, outputs, prompt=prompt)
 
     world.scheduler._fair.charge = count  # type: ignore[method-assign]
     world.run()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tenantry_kernels import backend
+
 _MIX = (-4658895280553007687, -7723592293110705685)  # multipliers of splitmix64, as signed 64-bit numbers
 _GOLDEN = -7046029254386353131
 
@@ -23,27 +25,46 @@ def sample(
     logits `[B, vocab]` (penalties and biases already applied; -inf = forbidden); temperature float32 `[B]`, 0 = greedy;
     top_k int64 `[B]`, 0 = all; top_p float32 `[B]`, 1 = all; min_p float32 `[B]`, 0 = all; seeds int64 `[B]`;
     steps int64 `[B]`: how many tokens the request has drawn before, so that (seed, step) fixes the draw.
-    A row's token depends on that row alone, never on its neighbours.
+    Filters apply in the order top-k, top-p, min-p; equal logits are ordered by id. A row's token depends on that row
+    alone, never on its neighbours.
     """
+    if backend.of(logits) == "triton":
+        from tenantry_kernels import triton_sample
+
+        return triton_sample.sample(logits, temperature, top_k, top_p, min_p, seeds, steps)
+    return reference(logits, temperature, top_k, top_p, min_p, seeds, steps)
+
+
+def reference(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    steps: Tensor,
+) -> Tensor:
+    """The same in plain torch, on the sorted rows."""
     chosen = logits.argmax(-1)
     drawn = (temperature > 0).nonzero().squeeze(1)
     if drawn.numel() == 0:
         return chosen
-    rows = logits[drawn].float() / temperature[drawn, None]
-    probs, order = rows.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    limit = torch.where(top_k[drawn] > 0, top_k[drawn], probs.shape[1])
-    probs = probs.masked_fill(rank >= limit[:, None], 0.0)
+    rows, order = logits[drawn].float().sort(dim=-1, descending=True, stable=True)
+    # probability over that of the best token, summed in double: the draw is the same however sums are arranged
+    weights = ((rows - rows[:, :1]) / temperature[drawn, None]).exp()
+    rank = torch.arange(weights.shape[1], device=weights.device)
+    limit = torch.where(top_k[drawn] > 0, top_k[drawn], weights.shape[1])
+    weights = weights.masked_fill(rank >= limit[:, None], 0.0)
     # top-p counts what top-k has left; the token that crosses the border stays
-    total = probs.sum(-1, keepdim=True)
-    before = probs.cumsum(-1) - probs
-    probs = probs.masked_fill((before >= top_p[drawn, None] * total) & (rank > 0), 0.0)
-    probs = probs.masked_fill(probs < min_p[drawn, None] * probs[:, :1], 0.0)
-    mass = probs.double().cumsum(-1)
+    mass = weights.double().cumsum(-1)
+    crossed = mass - weights >= top_p[drawn, None].double() * mass[:, -1:]
+    weights = weights.masked_fill(crossed & (top_p[drawn, None] < 1) & (rank > 0), 0.0)
+    weights = weights.masked_fill(weights < min_p[drawn, None], 0.0)
+    mass = weights.double().cumsum(-1)
     target = uniform(seeds[drawn], steps[drawn])[:, None] * mass[:, -1:]
-    picked = torch.searchsorted(mass, target, right=True).clamp_max(probs.shape[1] - 1)
+    picked = torch.searchsorted(mass, target, right=True).clamp_max(weights.shape[1] - 1)
     # rounding may step onto a token without mass at the very end: the last one with mass is right then
-    last = (probs > 0).sum(-1, keepdim=True) - 1
+    last = (weights > 0).sum(-1, keepdim=True) - 1
     chosen[drawn] = order.gather(1, torch.minimum(picked, last)).squeeze(1)
     return chosen
 

@@ -9,15 +9,19 @@ from kernel_world import HEAD_DIM, HEADS, KV, KV_HEADS, LORA, TOLERANCE, make_wo
 from tenantry_kernels import (
     GATE_UP,
     QKV,
+    KvShape,
     Module,
     SegmentBuilder,
     rope_table,
+    triton_attention,
     triton_lora,
     triton_norm_rope,
+    triton_sample,
 )
 from tenantry_kernels import activation as activation_module
 from tenantry_kernels import attention as attention_module
 from tenantry_kernels import norm_rope as norm_module
+from tenantry_kernels import sample as sample_function
 from test_attention import LENGTHS, MIXED, SCALE, Sequences
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,6 +104,24 @@ def test_attention_decode_and_sequences_without_rows(monkeypatch) -> None:
         torch.testing.assert_close(s.run(spans).double(), s.expected(spans), atol=2e-5, rtol=2e-5)
 
 
+@DTYPES
+def test_attention_splits_long_decodes(dtype, monkeypatch) -> None:
+    """Decodes beside a prefill chunk, split at 64 keys and at more where there would be too many parts."""
+    lengths = [64, 65, 530, 128]
+    s = Sequences(lengths, dtype, KvShape(2, 1, 24), 3, device=DEVICE)
+    monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
+    whole = s.run([(0, 0), (0, 0), (529, 530), (0, 0)])  # below 512 * 2 keys: two parts
+    monkeypatch.setattr(triton_attention, "_SPLIT_KEYS", 64)
+    monkeypatch.setattr(triton_attention, "_MOST_SPLITS", 4)
+    spans = [(63, 64), (64, 65), (529, 530), (110, 128)]
+    got, expected = s.run(spans), s.expected(spans)
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(whole.double(), expected[2:3], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    # the very bits alone: where a sequence is split does not depend on its neighbours
+    alone = s.run([(0, 0), (0, 0), (529, 530), (0, 0)])
+    assert torch.equal(alone, got[2:3])
+
+
 def test_nan_behind_the_context_does_no_harm(monkeypatch) -> None:
     s = Sequences([19, 5], torch.float32, device=DEVICE)
     monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
@@ -146,3 +168,20 @@ def test_rows(dtype) -> None:
     torch.testing.assert_close(q, expected, **tolerance)
     torch.testing.assert_close(mine, theirs, **tolerance)
     torch.testing.assert_close(pools[0], pools[1], equal_nan=True, **tolerance)
+
+
+def test_sampling_draws_what_the_reference_draws() -> None:
+    """Every filter alone and together, with equal logits, forbidden tokens and greedy rows."""
+    torch.manual_seed(0)
+    logits = torch.randn(9, 300) * 3
+    logits[::2] = logits[::2].round()  # many equal ones
+    logits[2:5, 100:250] = float("-inf")
+    logits[5] = -logits[5].abs()
+    logits[5, :2] = torch.tensor([-0.0, 0.0])  # one value with two bit patterns
+    temperature = torch.tensor([0.0, 1.0, 0.3, 2.0, 1.0, 0.5, 1.0, 1.0, 1.5])
+    top_k = torch.tensor([0, 0, 3, 150, 300, 1, 0, 900, 7])
+    top_p = torch.tensor([1.0, 0.9, 1.0, 0.0, 0.99, 1.0, 0.5, 1.0, 0.8])
+    min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.02, 0.0, 0.3, 1.0, 0.0])
+    call = (logits, temperature, top_k, top_p, min_p, torch.arange(9) * 77 - 5, torch.arange(9) % 3)
+    got = triton_sample.sample(*(tensor.to(DEVICE) for tensor in call))
+    assert torch.equal(got.cpu(), sample_function(*call))

@@ -8,20 +8,26 @@ PROGRAM = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from tenantry_kernels import triton_attention as attention, triton_lora as lora, triton_norm_rope as rows
+from tenantry_kernels import triton_sample
 
 D = "*bf16"
 POINTERS = dict(
     x=D, out=D, pool=D, q=D, kv=D, residual=D, weight=D, q_weight=D, k_weight=D, y=D, gate_up=D, qkv=D,
     hidden="*fp32", scales="*fp32",
     table="*fp32", chunks="*i32", ranks="*i32", page_tables="*i32", query_starts="*i32", context_lens="*i32",
-    first="*i64", rows="*i64", positions="*i64", slots="*i64", scale="fp32", eps="fp32",
+    parts="*fp32", logits="*fp32", temperatures="*fp32", top_ps="*fp32", min_ps="*fp32",
+    chosen="*i64", top_ks="*i64", seeds="*i64", steps="*i64", first="*i64",
+    rows="*i64", positions="*i64", slots="*i64", scale="fp32", eps="fp32",
 )
 TILE = dict(BLOCK_T=16, BLOCK_R=16, SPLIT=2, WIDE=False)
-GROUP = dict(GROUP=3, GROUP_PADDED=4, BLOCK_Q=4, BLOCK_N=64, WIDE=False)
+SPLITS = dict(HEAD_DIM=64, DIM_PADDED=64, BLOCK_N=64, SPLIT_KEYS=512, MOST_SPLITS=32)
+GROUP = dict(GROUP=3, GROUP_PADDED=4, BLOCK_Q=4, PAGE=16, WIDE=False)
 CALLS = (
     (lora._shrink, dict(BLOCK_K=64, **TILE)),
     (lora._expand, dict(BLOCK_N=128, **TILE)),
-    (attention._attend, dict(HEAD_DIM=64, DIM_PADDED=64, PAGE=16, **GROUP)),
+    (attention._attend, dict(**SPLITS, **GROUP)),
+    (attention._join, SPLITS),
+    (triton_sample._sample, dict(BLOCK=2048)),
     (rows._rms_norm, dict(ADD=True, BLOCK=1024)),
     (rows._qk_norm, dict(HEAD_DIM=64, BLOCK=64)),
     (rows._silu_and_mul, dict(BLOCK=1024)),
@@ -48,4 +54,4 @@ def test_all_kernels_compile(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("True") == 7
+    assert done.stdout.count("True") == 9

@@ -16,13 +16,18 @@ from typing import Any, TypeVar
 
 from tenantry_kernels import PAGE_TOKENS
 
-from tenantry_engine.adapters.check import Base
+from tenantry_engine.adapters.base import Base, weights_of
+from tenantry_engine.adapters.loading import host_budget
 from tenantry_engine.adapters.registry import Registry
 from tenantry_engine.adapters.store import BlobStore
+from tenantry_engine.chunk import StepSize
 from tenantry_engine.config import EngineConfig
 from tenantry_engine.errors import RequestError
-from tenantry_engine.memory import Sizes
+from tenantry_engine.loader import read_config
+from tenantry_engine.memory import Sizes, available_bytes
+from tenantry_engine.models.split import split
 from tenantry_engine.pages import PagePool
+from tenantry_engine.prefix import Space
 from tenantry_engine.runner import Runner
 from tenantry_engine.scheduler import Event, Scheduler
 from tenantry_engine.sequence import Sequence
@@ -35,7 +40,7 @@ _FAILURES_TO_DIE = 3
 
 
 class Engine:
-    """One replica without its HTTP.
+    """One replica without its HTTP. `digest` is the base model's.
 
     All hooks are called on the engine's thread: `listener` with the events of every turn while there is work (perhaps
     none: a sign of life), before it `observer` with the seconds, rows and distinct adapters of the step that it ran;
@@ -49,6 +54,7 @@ class Engine:
         runner: Runner,
         sizes: Sizes,
         max_model_len: int,
+        digest: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -59,21 +65,32 @@ class Engine:
         self.ended: Callable[[str | None], None] = lambda reason: None
         self._clock = clock
         self._runner = runner
-        self.pool = PagePool(sizes.pages, wipe=runner.wipe)
+        self.pool = PagePool(sizes.pages, wipe=runner.wipe, pin_limit=sizes.pin_limit)
+        model = runner.model
+        store = BlobStore(config.data_dir)
         self.registry = Registry(
             base=Base(
-                shape=runner.model.lora_shape,
-                page_elems=runner.model.kv_shape.page_elems,
-                dtype=runner.model.dtype,
-                max_pages=sizes.pages - sizes.sequence_pages,
+                shape=split(model.config, 0, 1).lora_shape,
+                page_elems=model.kv_shape.page_elems,
+                dtype=model.dtype,
+                max_pages=sizes.largest_adapter,
+                tied=model.config.tied,
+                weight=weights_of(config.model),
+                part=model.lora_shape,
             ),
             limits=config.lora,
             model_name=config.model_name,
             pool=self.pool,
-            memory=runner.memory,
-            store=BlobStore(config.data_dir),
+            loader=runner.loader(
+                store,
+                host_budget(
+                    runner.memory.is_cuda, config.lora.host_bytes if config.lora else None, available_bytes()
+                ),
+            ),
+            store=store,
             checker=self._background("check"),
             filler=self._background("fill"),
+            prefetcher=self._background("prefetch"),
             loaded=self._adapter_loaded,
             failed=self._adapter_failed,
         )
@@ -85,6 +102,8 @@ class Engine:
             slots=config.slots,
             step_tokens=config.step_tokens,
             page_tokens=PAGE_TOKENS,
+            space=Space.of(digest, model.dtype, read_config(config.model)) if config.prefix_cache else None,
+            size=StepSize(config.token_gap, config.step_tokens),
         )
         self.draining = False
         self._inbox: deque[Callable[[], None]] = deque()
@@ -165,6 +184,7 @@ class Engine:
         adapter = None
         if served != self.config.model_name or digest:
             adapter = self.registry.resolve(served, digest, uid)
+            self.registry.prefetch(adapter)
         for sequence in sequences:
             sequence.adapter = adapter
             self.scheduler.add(sequence)
@@ -177,14 +197,16 @@ class Engine:
             self._wake.notify()
 
     def _run(self) -> None:
-        reason: str | None = "the engine's loop failed"
+        reason: str | None = "its loop failed"
         try:
             reason = self._loop()
+            self._events += self.scheduler.abort_all("error" if reason else "abort")
+            self._publish()
         except BaseException:
             log.exception("the engine's loop failed")
-        self._events += self.scheduler.abort_all("error" if reason else "abort")
-        self._publish()
-        self.ended(reason)
+            reason = reason or "it failed while it ended"
+        finally:
+            self.ended(reason)
 
     def _loop(self) -> str | None:
         """Runs steps until `stop`; returns early, with the reason, when steps fail one after another."""
@@ -229,8 +251,9 @@ class Engine:
         if not works:
             return False
         self._idle = False
+        started = self._clock()
         chosen = self._runner.run(works, self.registry.paged)
-        events = self.scheduler.complete(works, chosen.tokens, chosen.ends)
+        events = self.scheduler.complete(works, chosen.tokens, chosen.ends, self._clock() - started)
         self._events += [chosen.told(event) for event in events]
         adapters = {w.sequence.adapter for w in works} - {None}
         self.observer(self._clock() - now, sum(w.count for w in works), len(adapters))

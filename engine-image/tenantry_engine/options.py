@@ -34,10 +34,19 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=DTYPE_NAMES, default="bfloat16")
     p.add_argument("--device", default="cpu")
     p.add_argument(
+        "--tensor-parallel-size", type=int, default=1, help="processes (on GPUs: one each) that hold the model"
+    )
+    p.add_argument(
         "--max-model-len", type=int, help="most tokens of a prompt and its answer (default: the model's)"
     )
     p.add_argument("--slots", type=int, default=16, help="most sequences that run at once")
     p.add_argument("--step-tokens", type=int, default=256, help="most tokens of one step")
+    p.add_argument(
+        "--target-token-gap",
+        type=float,
+        help="seconds that a step with running requests should stay below (default: 0.1 on a CPU, else 0.05)",
+    )
+    p.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     p.add_argument("--max-waiting", type=int, default=512, help="requests beyond these get 503")
     p.add_argument(
         "--pool-bytes", type=int, help="memory for KV cache and adapters (default: by slots and memory)"
@@ -49,7 +58,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-rank", type=int, default=64)
     p.add_argument("--max-registered", type=int, default=2000)
     p.add_argument(
-        "--target-modules", help="projections that may be adapted, with commas (default: all seven)"
+        "--adapter-host-bytes", type=int, help="pinned host memory for adapters on a GPU; default: an eighth"
+    )
+    p.add_argument(
+        "--target-modules", help="modules that may be adapted, with commas (default: all that can be)"
     )
     p.add_argument("--adapters", type=Path, help="folder of PEFT folders to serve at once (development)")
     p.add_argument(

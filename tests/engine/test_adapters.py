@@ -13,11 +13,12 @@ import engine_world as world
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tenantry_engine.adapters.check import Base, CheckedAdapter, check
+from tenantry_engine.adapters.base import Base, weights_of
+from tenantry_engine.adapters.check import CheckedAdapter, check
 from tenantry_engine.adapters.peft_config import parse, resolve
 from tenantry_engine.adapters.registry import Declaration
 from tenantry_engine.adapters.store import BlobStore, DigestMismatchError, TooLargeError
-from tenantry_engine.config import EngineConfig, LoraConfig
+from tenantry_engine.config import PROJECTIONS, EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_blob
 from tenantry_engine.errors import AdapterError, RequestError
 from tenantry_engine.loader import Weights
@@ -30,7 +31,14 @@ GOOD = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}
 def base(tiny: world.TinyModel) -> Base:
     with Weights(tiny.folder, torch.float32) as weights:
         model = load_model(weights)
-    return Base(model.lora_shape, model.kv_shape.page_elems, torch.float32, 100)
+    return Base(
+        model.lora_shape,
+        model.kv_shape.page_elems,
+        torch.float32,
+        100,
+        tied=True,
+        weight=weights_of(tiny.folder),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +137,12 @@ def test_limits_of_the_pool(good: Path, base: Base) -> None:
     refused("UnsupportedConfig", "target_modules", lambda: checked(good, base, only_q))
     small = Base(base.shape, base.page_elems, base.dtype, 0)
     refused("TooLarge", "pages", lambda: checked(good, small))
-    refused("UnsupportedConfig", "lm_head", lambda: checked(good, base, target_modules=["q_proj", "lm_head"]))
+    head = {"target_modules": ["q_proj", "lm_head"]}
+    refused(
+        "UnsupportedConfig",
+        "not lm_head",
+        lambda: checked(good, base, LoraConfig(target_modules=PROJECTIONS), **head),
+    )
 
 
 def test_tensors_must_match_the_configuration_and_the_base(good: Path, base: Base, tmp_path: Path) -> None:
@@ -264,16 +277,26 @@ def test_bytes_damaged_on_disk_are_never_served(
     client = engines.client(tiny.folder, adapters=[("a", good)])
     registry = client.engine.registry
     digest = world.reports(client.engine)["a"].digest
-    client.wait(client.submit([1, 2, 3], "a"))
+    [first] = client.wait(client.submit([1, 2, 3], "a"))
     client.engine.call(lambda: client.engine.pool.drop(digest)).result()
     registry.store._path(digest).write_bytes(b"damaged")
     name = client.submit([1, 2, 3], "a")
     client.wait(name)
     assert client.finish[name] == "error"
     report = world.reports(client.engine)["a"]
-    assert (report.state, report.reason) == ("Failed", "Corrupt")
+    assert (report.state, report.reason) == ("Missing", "Corrupt")
+    assert client.engine.call(lambda: registry.wants(digest)).result()
+    assert client.engine.pool.counts().free == client.engine.pool.total
     with pytest.raises(RequestError, match="does not exist"):
         client.submit([1, 2, 3], "a")
+    world.put_blob(client.engine, good)  # whoever fetches sees it Missing and sends the bytes again
+    client.engine.call(lambda: registry.blob_stored(digest, lambda: None)).result()
+    world.wait_for(lambda: world.reports(client.engine)["a"].state == "Registered")
+    assert client.wait(client.submit([1, 2, 3], "a")) == [first]
+    assert (world.reports(client.engine)["a"].state, world.reports(client.engine)["a"].reason) == (
+        "Resident",
+        "",
+    )
 
 
 def test_states_from_missing_to_gone(tiny: world.TinyModel, good: Path, engines: world.Engines) -> None:

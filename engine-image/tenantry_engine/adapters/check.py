@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
-from tenantry_kernels import Layout, LoraShape, layout
+from tenantry_kernels import Layout, VocabularyModule, layout
 
-from tenantry_engine.adapters import peft_config
-from tenantry_engine.adapters.safetensors_file import Entry, read_header, read_tensor
+from tenantry_engine.adapters import peft_config, tensors
+from tenantry_engine.adapters.base import Base
+from tenantry_engine.adapters.hostile import invalid
+from tenantry_engine.adapters.safetensors_file import Entry, is_finite, read_header, read_tensor
+from tenantry_engine.adapters.tensors import EMBEDDING, HEAD
 from tenantry_engine.config import PROJECTIONS, LoraConfig
 from tenantry_engine.digest import split_blob
 from tenantry_engine.errors import AdapterError
 
+Pair = tuple[Entry, Entry]
+"""A and B of one module."""
+
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_NOT_ADAPTED = ("lm_head", "model.embed_tokens")
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.(?P<half>lora_A|lora_B)\.weight")
-
-
-@dataclass(frozen=True)
-class Base:
-    """What the checks must know of the base model."""
-
-    shape: LoraShape
-    page_elems: int
-    dtype: torch.dtype
-    max_pages: int  # that one adapter may take of the pool
+_VOCABULARY = {VocabularyModule.EMBED: EMBEDDING, VocabularyModule.HEAD: HEAD}
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,9 @@ class CheckedAdapter:
     rank: int
     plan: Layout
     scales: tuple[tuple[float, ...], ...]
-    tensors: dict[tuple[int, int], tuple[Entry, Entry]]  # (layer, module) -> A, B
+    tensors: dict[tuple[int, int], Pair]  # by (layer, module)
+    vocabulary_scales: tuple[float, float]
+    vocabulary: dict[VocabularyModule, Pair]
 
 
 def module_path(layer: int, module: int) -> str:
@@ -54,94 +50,104 @@ def check(blob: memoryview, base: Base, limits: LoraConfig) -> CheckedAdapter:
         for layer in range(base.shape.layers)
         for module in range(base.shape.modules)
     }
-    targets = peft_config.resolve(config, [*paths, *_NOT_ADAPTED])
-    for module in targets:
-        if module not in paths:
-            raise AdapterError(
-                "UnsupportedConfig", f"`target_modules` must not reach `{module}`: it is not adapted here"
+    modules = [*paths, EMBEDDING, HEAD]
+    targets = _tied(peft_config.resolve(config, modules), config, base)
+    rank = _check_limits(targets, limits)
+    found = tensors.sort(read_header(file), targets, modules)
+    shape = base.shape
+    ranks = [[0] * shape.modules for _ in range(shape.layers)]
+    scales = [[0.0] * shape.modules for _ in range(shape.layers)]
+    pairs: dict[tuple[int, int], Pair] = {}
+    for module, at in paths.items():
+        if module in targets:
+            layer, index = at
+            lora, pairs[at] = targets[module], found.pairs[module]
+            tensors.check_shape(
+                module, pairs[at], lora.rank, shape.in_features[index], shape.out_features[index]
             )
-        if PROJECTIONS[paths[module][1]] not in limits.target_modules:
+            ranks[layer][index], scales[layer][index] = lora.rank, lora.scale
+    vocabulary = {key: found.pairs[module] for key, module in _VOCABULARY.items() if module in targets}
+    for key, pair in vocabulary.items():
+        widths = (shape.vocab, shape.hidden) if key is VocabularyModule.EMBED else (shape.hidden, shape.vocab)
+        tensors.check_shape(_VOCABULARY[key], pair, targets[_VOCABULARY[key]].rank, *widths)
+    plan = _plan(base, ranks, tuple(targets[m].rank if m in targets else 0 for m in (EMBEDDING, HEAD)))
+    _check_values(file, found, base)
+    if config.get("ensure_weight_tying") and base.tied and len(vocabulary) == 2:
+        _check_tied(file, vocabulary)
+    embed, head = (targets[m].scale if m in targets else 0.0 for m in (EMBEDDING, HEAD))
+    return CheckedAdapter(rank, plan, tuple(map(tuple, scales)), pairs, (embed, head), vocabulary)
+
+
+def _tied(
+    targets: dict[str, peft_config.ModuleLora], config: dict[str, object], base: Base
+) -> dict[str, peft_config.ModuleLora]:
+    """With `ensure_weight_tying`, PEFT gives a tied head the LoRA of the embeddings, turned round."""
+    if config.get("ensure_weight_tying") and base.tied and not targets.keys().isdisjoint({EMBEDDING, HEAD}):
+        every = peft_config.resolve({**config, "target_modules": [EMBEDDING, HEAD]}, [EMBEDDING, HEAD])
+        return {**targets, **every}
+    return targets
+
+
+def _check_limits(targets: dict[str, peft_config.ModuleLora], limits: LoraConfig) -> int:
+    """The largest rank."""
+    if not targets:
+        raise AdapterError(
+            "BaseModelMismatch", "`target_modules` must match a module of the base model; none matches"
+        )
+    for module in targets:
+        if module.rpartition(".")[2] not in limits.target_modules:
             raise AdapterError(
                 "UnsupportedConfig",
                 f"`target_modules` must stay within {', '.join(limits.target_modules)} on this pool, not {module}",
             )
-    largest = max((t.rank for t in targets.values()), default=0)
+    largest = max(t.rank for t in targets.values())
     if largest > limits.max_rank:
         raise AdapterError(
             "RankTooLarge", f"rank {largest} must be at most {limits.max_rank}, the pool's `maxRank`"
         )
-    tensors = _match(read_header(file), targets, paths, base)
-    ranks = [[0] * base.shape.modules for _ in range(base.shape.layers)]
-    scales = [[0.0] * base.shape.modules for _ in range(base.shape.layers)]
-    for module, lora in targets.items():
-        layer, index = paths[module]
-        ranks[layer][index], scales[layer][index] = lora.rank, lora.scale
-        for entry in tensors[layer, index]:
-            if not torch.isfinite(read_tensor(file, entry).to(base.dtype)).all():
-                raise AdapterError("InvalidTensors", f"`{module}` must have finite values in {base.dtype}")
-    plan = layout(base.shape, ranks, base.page_elems)
+    return largest
+
+
+def _plan(base: Base, ranks: list[list[int]], vocabulary: tuple[int, ...]) -> Layout:
+    embed, head = vocabulary
+    plan = layout(base.held, ranks, base.page_elems, (embed, head))
     if plan.pages > base.max_pages:
         raise AdapterError(
             "TooLarge",
             f"it needs {plan.pages} pages, more than the {base.max_pages} that this pool can give to one",
         )
-    return CheckedAdapter(largest, plan, tuple(map(tuple, scales)), tensors)
+    return plan
 
 
-def _match(
-    entries: dict[str, Entry],
-    targets: dict[str, peft_config.ModuleLora],
-    paths: dict[str, tuple[int, int]],
-    base: Base,
-) -> dict[tuple[int, int], tuple[Entry, Entry]]:
-    """Every tensor belongs to a targeted module and every targeted module has both of its tensors."""
-    halves: dict[str, dict[str, Entry]] = {}
-    for name, entry in entries.items():
-        found = _TENSOR.fullmatch(name)
-        if found is None:
-            raise AdapterError(
-                "InvalidTensors", f"`{name}` must be a lora_A or lora_B weight; it would be ignored"
-            )
-        module = found["module"]
-        if module not in paths and module not in _NOT_ADAPTED:
-            raise AdapterError(
-                "BaseModelMismatch", f"`{name}` must match a module of the base model; none has this name"
-            )
-        if module not in targets:
-            raise AdapterError(
-                "InvalidTensors",
-                f"`{name}` must be reached by `target_modules` of the configuration; it is not",
-            )
-        halves.setdefault(module, {})[found["half"]] = entry
-    if not targets:
-        raise AdapterError(
-            "BaseModelMismatch", "`target_modules` must match a module of the base model; none matches"
-        )
-    tensors: dict[tuple[int, int], tuple[Entry, Entry]] = {}
-    for module, lora in targets.items():
-        pair = halves.get(module, {})
-        if set(pair) != {"lora_A", "lora_B"}:
-            raise AdapterError(
-                "InvalidTensors", f"`{module}` is targeted, so it must have lora_A and lora_B weights"
-            )
-        layer, index = paths[module]
-        _check_shape(module, pair, lora.rank, base.shape.in_features[index], base.shape.out_features[index])
-        tensors[layer, index] = (pair["lora_A"], pair["lora_B"])
-    return tensors
-
-
-def _check_shape(module: str, pair: dict[str, Entry], rank: int, width_in: int, width_out: int) -> None:
-    for half, want in (("lora_A", (rank, width_in)), ("lora_B", (width_out, rank))):
-        have = pair[half].shape
-        if have == want:
-            continue
-        rank_axis = 0 if half == "lora_A" else 1
-        if len(have) == 2 and have[rank_axis] == rank:
+def _check_values(file: memoryview, found: tensors.Tensors, base: Base) -> None:
+    for module, pair in found.pairs.items():
+        for entry in pair:
+            if not is_finite(read_tensor(file, entry), base.dtype):
+                raise invalid(f"`{module}` must have finite values in {base.dtype}")
+    for module, entry in found.base.items():
+        ours = base.weight(module)
+        if ours is None or tuple(ours.shape) != entry.shape:
             raise AdapterError(
                 "BaseModelMismatch",
-                f"`{module}.{half}` must have shape {list(want)} for this base, not {list(have)}",
+                f"`{module}.base_layer.weight` must have the shape of the base model's weight",
             )
-        raise AdapterError(
-            "InvalidTensors",
-            f"`{module}.{half}` must have shape {list(want)} by the configuration's rank, not {list(have)}",
+        theirs = read_tensor(file, entry)
+        same = torch.equal(theirs, ours.to(theirs.dtype)) or torch.equal(
+            theirs.to(base.dtype), ours.to(base.dtype)
+        )
+        if not same:
+            raise AdapterError(
+                "BaseModelMismatch",
+                f"`{module}.base_layer.weight` must equal the base model's own weight: a changed base is not served",
+            )
+
+
+def _check_tied(file: memoryview, vocabulary: dict[VocabularyModule, Pair]) -> None:
+    embed, head = (
+        [read_tensor(file, entry) for entry in vocabulary[key]]
+        for key in (VocabularyModule.EMBED, VocabularyModule.HEAD)
+    )
+    if not (torch.equal(head[0], embed[1].t()) and torch.equal(head[1], embed[0].t())):
+        raise invalid(
+            f"with `ensure_weight_tying`, `{HEAD}` must have the weights of `{EMBEDDING}`, transposed"
         )

@@ -1,31 +1,32 @@
-"""Which adapters this replica knows, by served name and by digest, and where each stands.
+"""Which adapters this replica knows and where each stands, by served name and by digest.
 
 Registered is not resident: a registered adapter's bytes are on disk, verified and checked against the base model; its
 pages are filled when a request needs it and taken back when the pool needs room. Everything here runs on the engine's
-thread; only checking and filling run in the background, on bytes and pages that nobody else touches.
+thread; only checking, filling and prefetching run in the background, on bytes and pages that nobody else touches.
 """
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from tenantry_kernels import PagedAdapter, place, write_adapter
-from torch import Tensor
+from tenantry_kernels import PagedAdapter
 
-from tenantry_engine.adapters.check import Base, CheckedAdapter, check
-from tenantry_engine.adapters.safetensors_file import read_tensor
+from tenantry_engine.adapters.base import Base
+from tenantry_engine.adapters.check import CheckedAdapter, check
+from tenantry_engine.adapters.declared import Declaration, DeclaredSet, Fence
+from tenantry_engine.adapters.loading import PageLoader
 from tenantry_engine.adapters.store import BlobStore
 from tenantry_engine.config import LoraConfig
-from tenantry_engine.digest import is_digest, split_blob
 from tenantry_engine.errors import AdapterError, RequestError
 from tenantry_engine.pages import PagePool
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,252}")
+__all__ = ["Background", "Declaration", "Registry", "Report", "model_not_found"]
 
-Fence = tuple[int, int]
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -33,16 +34,6 @@ class Background(Protocol):
     """Runs `job` elsewhere, then `done` on the engine's thread with its result or its exception."""
 
     def __call__(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """One adapter that this replica should have. `tenant` is a uid; empty = any tenant (development)."""
-
-    name: str
-    digest: str
-    tenant: str = ""
-    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,20 +53,20 @@ class Report:
 
 
 @dataclass
-class _Entry:
-    declaration: Declaration
-    leaves_at: float | None = None  # not declared any more; its requests may run until then
-
-
-@dataclass
 class _Artifact:
     """The bytes of one digest, whatever they are called."""
 
     checking: bool = False
     checked: CheckedAdapter | None = None
-    failure: AdapterError | None = None
+    problem: AdapterError | None = None  # of bytes that are here, or of those that had to be thrown away
+    final: bool = False  # the bytes are right and the problem stays
     paged: PagedAdapter | None = None
     filled: bool = False
+    ahead: bool = False  # asked for ahead of its load
+
+    @property
+    def servable(self) -> bool:
+        return self.checked is not None and not self.final
 
 
 @dataclass
@@ -86,105 +77,85 @@ class Registry:
     limits: LoraConfig | None
     model_name: str
     pool: PagePool
-    memory: Tensor  # [pages, page_elems]
+    loader: PageLoader
     store: BlobStore
     checker: Background
     filler: Background
+    prefetcher: Background
     loaded: Callable[[str], None]
     failed: Callable[[str], None]
-    fence: Fence = (0, 0)
     evictions: int = 0  # adapters whose pages were taken back so far
-    _entries: dict[str, _Entry] = field(default_factory=dict)
     _artifacts: dict[str, _Artifact] = field(default_factory=dict)
+    _pins: dict[str, int] = field(
+        default_factory=dict
+    )  # digest -> pages that are pinned, or will be once filled
+
+    def __post_init__(self) -> None:
+        self._declared = DeclaredSet(self.model_name, self.limits.max_registered if self.limits else 0)
 
     # the declared set
 
+    @property
+    def fence(self) -> Fence:
+        """The highest that was seen."""
+        return self._declared.fence
+
     def declare(self, fence: Fence, wanted: list[Declaration], drain_until: float) -> None:
         """Makes `wanted` the whole set. Raises RequestError and changes nothing when the set is not acceptable."""
-        if fence < self.fence:
-            raise RequestError(
-                f"fence {list(fence)} must not be lower than {list(self.fence)}, which was seen before",
-                status=409, code="fenced", param="fence",
-            )  # fmt: skip
-        self._accept(wanted)
-        self.fence = fence
-        names = {declaration.name for declaration in wanted}
-        for name, entry in self._entries.items():
-            if name not in names and entry.leaves_at is None:
-                entry.leaves_at = drain_until
+        self._declared.replace(fence, wanted, drain_until)
         for declaration in wanted:
-            self._entries[declaration.name] = _Entry(declaration)
-            artifact = self._artifacts.setdefault(declaration.digest, _Artifact())
-            self.pool.keep(declaration.digest)
-            if artifact.checked is None and artifact.failure is None and self.store.has(declaration.digest):
-                self._check(declaration.digest, artifact, lambda: None)
-        self._apply_pins()
-
-    def _accept(self, wanted: list[Declaration]) -> None:
-        limit = self.limits.max_registered if self.limits else 0
-        if len(wanted) > limit:
-            raise RequestError(
-                f"`adapters` must have at most {limit} entries (`maxRegistered`), not {len(wanted)}",
-                code="too_many_adapters", param="adapters",
-            )  # fmt: skip
-        seen: set[str] = set()
-        for declaration in wanted:
-            name, digest = declaration.name, declaration.digest
-            if not _NAME.fullmatch(name) or name == self.model_name or name in seen:
-                raise RequestError(
-                    f"`adapters[].name` must be a word of letters, digits and . _ + -, used once and not the base "
-                    f"model's name: {name[:80]!r}",
-                    param="adapters",
-                )
-            if not is_digest(digest):
-                raise RequestError("`adapters[].digest` must be sha256: and 64 hex digits", param="adapters")
-            known = self._entries.get(name)
-            if known is not None and known.declaration.digest != digest:
-                raise RequestError(
-                    f"`{name}` must keep its digest {known.declaration.digest}: new bytes need a new name",
-                    status=409, code="name_taken", param="adapters",
-                )  # fmt: skip
-            seen.add(name)
+            digest = declaration.digest
+            self.pool.keep(digest)
+            if digest not in self._artifacts:
+                artifact = self._artifacts[digest] = _Artifact()
+                if self.store.has(digest):  # of an earlier life of this replica
+                    self._check(digest, artifact, lambda: None)
+        for digest in list(self._pins):
+            if not self._declared.is_pinned(digest):
+                self._unpin(digest)
+        self._pin_all()
 
     def wants(self, digest: str) -> bool:
         """Whether a declared adapter lacks the bytes of the digest."""
         artifact = self._artifacts.get(digest)
         return (
-            artifact is not None
-            and artifact.checked is None
-            and not artifact.checking
-            and artifact.failure is None
+            artifact is not None and artifact.checked is None and not artifact.checking and not artifact.final
         )
 
     def blob_stored(self, digest: str, then: Callable[[], None]) -> None:
-        """The bytes are in the store: check them, then call `then`."""
+        """The bytes are in the store: check them, then call `then`, whatever comes of it."""
         artifact = self._artifacts.get(digest)
-        if artifact is None:
-            self.store.remove([digest])
-            then()
-        elif artifact.checked is None and not artifact.checking:
+        if artifact is not None and artifact.checked is None and not artifact.checking:
             self._check(digest, artifact, then)
-        else:
+            return
+        try:
+            if artifact is None:
+                self.store.remove([digest])
+        finally:
             then()
 
     def sweep(self, now: float, in_flight: Mapping[str, int]) -> list[str]:
         """Lets names go whose requests have ended; returns those whose time is over: abort their requests."""
         overdue: list[str] = []
-        for name, entry in list(self._entries.items()):
-            if entry.leaves_at is None:
-                continue
+        gone = False
+        for declaration, until in self._declared.leaving():
+            name, digest = declaration.name, declaration.digest
             if in_flight.get(name, 0):
-                if now >= entry.leaves_at:
+                if now >= until:
                     overdue.append(name)
                 continue
-            digest = entry.declaration.digest
-            if not self._used_by_others(digest, name):
+            if self._declared.users(digest) == 1:
                 self.pool.drop(digest)
                 if self.pool.holds(digest) or self._artifacts[digest].checking:
                     continue  # still being filled or checked: gone when that has ended
                 del self._artifacts[digest]
+                self._pins.pop(digest, None)
+                self.loader.forget(digest)
                 self.store.remove([digest])
-            del self._entries[name]
+            self._declared.remove(name)
+            gone = True
+        if gone:
+            self._pin_all()
         return overdue
 
     def prune_store(self) -> None:
@@ -198,14 +169,24 @@ class Registry:
 
         Raises RequestError 404 unless the name is declared for that tenant with exactly that digest and registered.
         """
-        entry = self._entries.get(name)
-        if entry is not None and entry.leaves_at is None:
-            declared = entry.declaration
-            artifact = self._artifacts[declared.digest]
-            right = digest in (None, declared.digest) and (uid is None or declared.tenant in ("", uid))
-            if right and artifact.checked is not None and artifact.failure is None:
-                return declared.digest
+        declared = self._declared.live(name)
+        if (
+            declared is not None
+            and digest in (None, declared.digest)
+            and (uid is None or declared.tenant in ("", uid))
+            and self._artifacts[declared.digest].servable
+        ):
+            return declared.digest
         raise model_not_found(name)
+
+    def prefetch(self, digest: str) -> None:
+        """A request has come that will need the adapter: brings its bytes closer before it is admitted."""
+        artifact = self._artifacts[digest]
+        if artifact.ahead or artifact.checked is None or self.pool.holds(digest):
+            return
+        artifact.ahead, checked = True, artifact.checked
+        # what goes wrong here goes wrong again when the pages are filled, and is told then
+        self.prefetcher(lambda: self.loader.prefetch(digest, checked), lambda result: None)
 
     def paged(self, digest: str) -> PagedAdapter:
         """The resident adapter. Asking for one that is not resident is a fault of the engine."""
@@ -215,11 +196,13 @@ class Registry:
         return artifact.paged
 
     def pages_needed(self, digest: str) -> int:
+        """Pages that the adapter takes."""
         checked = self._artifacts[digest].checked
         assert checked is not None, "an adapter was admitted before it was checked"
         return checked.plan.pages
 
     def ready(self, digest: str) -> bool:
+        """Whether its pages are filled."""
         return self._artifacts[digest].filled
 
     def load(self, digest: str) -> None:
@@ -228,60 +211,59 @@ class Registry:
         checked = artifact.checked
         assert checked is not None, "an adapter is loaded before it was checked"
         self.pool.reserve(0, digest)
-        paged = artifact.paged = place(checked.plan, self.pool.pages_of(digest), checked.scales)
-
-        def fill() -> None:
-            _fill(memoryview(self.store.verified(digest)), checked, self.memory, paged)
+        pages = self.pool.pages_of(digest)
+        artifact.paged = self.loader.place(checked, pages)
+        after = self.loader.settled()
 
         def done(result: BaseException | None) -> None:
-            if isinstance(result, BaseException):
-                artifact.failure = _as_adapter_error(result)
-                self.pool.drop(digest)
-                self.failed(digest)
+            try:
+                if isinstance(result, BaseException):
+                    self._not_filled(digest, artifact, result)
+                else:
+                    artifact.filled = True
+                    self.loaded(digest)
+            finally:
                 self.pool.release((), digest)
-            else:
-                artifact.filled = True
-                self.loaded(digest)
-                self.pool.release((), digest)
-                self._apply_pins()
+            self._pin(digest)
 
-        self.filler(fill, done)
+        self.filler(lambda: self.loader.fill(digest, checked, pages, after), done)
 
     def on_evicted(self, digest: object) -> None:
         """The pool took the pages back."""
         self.evictions += 1
         artifact = self._artifacts.get(str(digest))
         if artifact is not None:
-            artifact.paged, artifact.filled = None, False
+            artifact.paged, artifact.filled, artifact.ahead = None, False, False
 
     # what is told
 
     def reports(self, in_flight: Mapping[str, int]) -> list[Report]:
         """Every name that is declared or still draining."""
-        return [self._report(entry, in_flight) for entry in self._entries.values()]
+        return [self._report(declaration, in_flight) for declaration in self._declared]
 
     def names(self) -> tuple[list[str], list[str]]:
         """Served names that are registered, and those of them that are resident."""
-        registered = [
-            name
-            for name, entry in self._entries.items()
-            if entry.leaves_at is None
-            and self._artifacts[entry.declaration.digest].checked is not None
-            and self._artifacts[entry.declaration.digest].failure is None
-        ]
-        return registered, [
-            n for n in registered if self._artifacts[self._entries[n].declaration.digest].filled
-        ]
+        registered, resident = [], []
+        for declaration in self._declared:
+            if self._artifacts[declaration.digest].servable and not self._declared.is_leaving(
+                declaration.name
+            ):
+                registered.append(declaration.name)
+                if self._is_resident(declaration.digest):
+                    resident.append(declaration.name)
+        return registered, resident
 
-    def _report(self, entry: _Entry, in_flight: Mapping[str, int]) -> Report:
-        declared = entry.declaration
+    def _is_resident(self, digest: str) -> bool:
+        """By the page table: the adapter has pages, and they are filled."""
+        return self.pool.holds(digest) and self._artifacts[digest].filled
+
+    def _report(self, declared: Declaration, in_flight: Mapping[str, int]) -> Report:
         artifact = self._artifacts[declared.digest]
-        failure = artifact.failure
-        if failure is not None:
+        if artifact.final:
             state = "Failed"
-        elif entry.leaves_at is not None:
+        elif self._declared.is_leaving(declared.name):
             state = "Draining"
-        elif artifact.filled:
+        elif self._is_resident(declared.digest):
             state = "Resident"
         else:
             state = "Registered" if artifact.checked is not None else "Missing"
@@ -291,14 +273,14 @@ class Registry:
             tenant=declared.tenant,
             pinned=declared.pinned,
             state=state,
-            reason=failure.reason if failure else "",
-            message=failure.message if failure else "",
+            reason=artifact.problem.reason if artifact.problem else "",
+            message=artifact.problem.message if artifact.problem else "",
             rank=artifact.checked.rank if artifact.checked else 0,
             pages=len(self.pool.pages_of(declared.digest)),
             requests=in_flight.get(declared.name, 0),
         )
 
-    # inside
+    # checking
 
     def _check(self, digest: str, artifact: _Artifact, then: Callable[[], None]) -> None:
         limits = self.limits
@@ -311,40 +293,83 @@ class Registry:
 
         def done(result: CheckedAdapter | BaseException) -> None:
             artifact.checking = False
-            if not isinstance(result, BaseException):
-                artifact.checked = result
-                self._apply_pins()
-            elif self.store.has(digest):
-                artifact.failure = _as_adapter_error(result)
-            then()  # a file that was damaged on disk is gone: the bytes are wanted again
+            try:
+                if isinstance(result, BaseException):
+                    self._not_checked(digest, artifact, result)
+                else:
+                    artifact.checked, artifact.problem = result, None
+                    self._pin(digest)
+            finally:
+                then()
 
         self.checker(job, done)
 
-    def _apply_pins(self) -> None:
-        """Pinned adapters are loaded ahead of any request, as long as enough of the pool stays for requests."""
-        pinned = {
-            e.declaration.digest
-            for e in self._entries.values()
-            if e.declaration.pinned and e.leaves_at is None
-        }
-        budget = self.base.max_pages
-        for digest, artifact in self._artifacts.items():
-            if digest not in pinned or artifact.checked is None or artifact.failure is not None:
-                self.pool.pin(digest, False)
-                continue
-            budget -= artifact.checked.plan.pages
-            if budget < 0:
-                self.pool.pin(digest, False)
-                continue
-            if not self.pool.holds(digest):
-                if self.pool.reserve(0, digest, artifact.checked.plan.pages) is None:
-                    continue
-                self.load(digest)
-                self.pool.release((), digest)
-            self.pool.pin(digest, True)
+    def _not_checked(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+        if self._is_damage(digest, error):
+            self._throw_away(digest, artifact, error)
+            return
+        if not isinstance(error, AdapterError):
+            log.error("checking %s failed", digest, exc_info=error)
+        artifact.problem, artifact.final = _as_adapter_error(error), True
 
-    def _used_by_others(self, digest: str, name: str) -> bool:
-        return any(e.declaration.digest == digest for n, e in self._entries.items() if n != name)
+    def _not_filled(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+        """The requests that wait for the adapter end with an error; damaged bytes are wanted again."""
+        log.error("filling the pages of %s failed: %s", digest, _as_adapter_error(error).message)
+        if self._is_damage(digest, error):
+            self._throw_away(digest, artifact, error)
+        elif not isinstance(error, AdapterError):
+            log.error("it is tried again for the next request", exc_info=error)
+        self._pins.pop(digest, None)
+        self.pool.drop(digest)
+        self.failed(digest)
+
+    def _is_damage(self, digest: str, error: BaseException) -> bool:
+        """Whether the file is not what was stored: unreadable, or removed since it did not match its digest."""
+        return isinstance(error, OSError) or (isinstance(error, AdapterError) and not self.store.has(digest))
+
+    def _throw_away(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+        """Back to Missing: whoever fetches sends the bytes again."""
+        self.loader.forget(digest)
+        self.store.remove([digest])
+        artifact.checked, artifact.problem = None, _as_adapter_error(error)
+
+    # pins
+
+    def _pin_all(self) -> None:
+        for digest in self._declared.pinned():
+            self._pin(digest)
+
+    def _pin(self, digest: str) -> None:
+        """Loads a pinned adapter ahead of any request, as long as enough of the pool stays for requests."""
+        if digest in self._pins or not self._declared.is_pinned(digest):
+            if digest in self._pins and self._is_resident(digest):
+                self.pool.pin(digest, True)
+            return
+        artifact = self._artifacts[digest]
+        if artifact.checked is None or artifact.final:
+            return
+        pages = artifact.checked.plan.pages
+        limit = (
+            self.base.max_pages
+            if self.pool.pin_limit is None
+            else min(self.base.max_pages, self.pool.pin_limit)
+        )
+        if sum(self._pins.values()) + pages > limit:
+            return
+        if not self.pool.holds(digest):
+            if self.pool.reserve(0, digest, pages) is None:
+                return
+            self._pins[digest] = pages
+            self.load(digest)
+            self.pool.release((), digest)
+        else:
+            self._pins[digest] = pages
+            if artifact.filled:
+                self.pool.pin(digest, True)
+
+    def _unpin(self, digest: str) -> None:
+        del self._pins[digest]
+        self.pool.pin(digest, False)
 
 
 def model_not_found(name: str) -> RequestError:
@@ -352,12 +377,6 @@ def model_not_found(name: str) -> RequestError:
     return RequestError(
         f"the model `{name[:200]}` does not exist here", status=404, code="model_not_found", param="model"
     )
-
-
-def _fill(blob: memoryview, checked: CheckedAdapter, memory: Tensor, paged: PagedAdapter) -> None:
-    _, file = split_blob(blob)
-    for (layer, module), (a, b) in checked.tensors.items():
-        write_adapter(memory, paged, layer, module, read_tensor(file, a), read_tensor(file, b))
 
 
 def _as_adapter_error(error: BaseException) -> AdapterError:

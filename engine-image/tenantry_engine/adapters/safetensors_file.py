@@ -11,12 +11,18 @@ import math
 import struct
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
-from tenantry_engine.errors import AdapterError
+from tenantry_engine.adapters.hostile import invalid, shown
 
-MAX_HEADER_BYTES = 8 << 20
+MAX_HEADER_BYTES = 2 << 20
+"""Ten times what the adapter of the largest model needs: JSON takes much more memory than text."""
+
+PIECE = 1 << 15
+"""Elements per operation: torch runs so few on the thread that asks, so that reading an adapter takes no core from the
+engine's steps."""
 _MAX_NAME = 512
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -34,57 +40,64 @@ class Entry:
 def read_header(file: memoryview) -> dict[str, Entry]:
     """The tensors of a file, by name. Raises AdapterError InvalidTensors when the file is not exactly well-formed."""
     if len(file) < 8:
-        raise _invalid("the file must start with the size of its header; it is cut short")
+        raise invalid("the file must start with the size of its header; it is cut short")
     size = struct.unpack_from("<Q", file, 0)[0]
     if size > MAX_HEADER_BYTES or 8 + size > len(file):
-        raise _invalid(
+        raise invalid(
             f"the header must fit in the file and in {MAX_HEADER_BYTES} bytes; it says {size}. "
             "Only safetensors files are read"
         )
     try:
         header = json.loads(bytes(file[8 : 8 + size]), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise _invalid("the header must be JSON. Only safetensors files are read") from error
+        raise invalid("the header must be JSON. Only safetensors files are read") from error
     if not isinstance(header, dict):
-        raise _invalid("the header must be a JSON object")
-    header.pop("__metadata__", None)
+        raise invalid("the header must be a JSON object")
+    if not isinstance(header.pop("__metadata__", {}), dict):
+        raise invalid("`__metadata__` must be a JSON object")
     entries = {name: _entry(name, value, 8 + size) for name, value in header.items()}
     at = 8 + size
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].begin):
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != at:
-            raise _invalid(f"`{name}` must begin where the tensor before it ends")
+            raise invalid(f"`{shown(name)}` must begin where the tensor before it ends")
         at = entry.end
     if at != len(file):
-        raise _invalid(
+        raise invalid(
             f"the data must end with the last tensor: {at} bytes are described, {len(file)} are there"
         )
     return entries
 
 
 def read_tensor(file: memoryview, entry: Entry) -> Tensor:
-    """A copy of one tensor."""
-    data = bytearray(file[entry.begin : entry.end])
-    if not data:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(data, dtype=entry.dtype).view(entry.shape)
+    """A copy of one tensor: aligned, which the file's bytes need not be."""
+    data = numpy.frombuffer(file, numpy.uint8, entry.end - entry.begin, entry.begin).copy()
+    return torch.from_numpy(data).view(entry.dtype).view(entry.shape)
+
+
+def is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether no value is NaN or infinite, also after a cast to `dtype`."""
+    flat = tensor.reshape(-1)
+    return all(
+        bool(torch.isfinite(flat[at : at + PIECE].to(dtype)).all()) for at in range(0, flat.numel(), PIECE)
+    )
 
 
 def _entry(name: str, value: object, data: int) -> Entry:
-    shown = name[:_MAX_NAME]
+    seen = shown(name)
     if len(name) > _MAX_NAME:
-        raise _invalid(f"names must be at most {_MAX_NAME} characters: `{shown}...`")
+        raise invalid(f"names must be at most {_MAX_NAME} characters: `{seen}`")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise _invalid(f"`{shown}` must have exactly dtype, shape and data_offsets")
+        raise invalid(f"`{seen}` must have exactly dtype, shape and data_offsets")
     dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None:
-        raise _invalid(f"`{shown}` must be of dtype {', '.join(_DTYPES)}, not {str(value['dtype'])[:20]!r}")
+        raise invalid(f"`{seen}` must be of dtype {', '.join(_DTYPES)}, not {shown(value['dtype'])}")
     shape, offsets = value["shape"], value["data_offsets"]
     if not _sizes(shape) or len(shape) > 4:
-        raise _invalid(f"`{shown}` must have a shape of at most 4 sizes")
+        raise invalid(f"`{seen}` must have a shape of at most 4 sizes")
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _invalid(f"`{shown}` must have two ascending data_offsets")
+        raise invalid(f"`{seen}` must have two ascending data_offsets")
     if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
-        raise _invalid(f"`{shown}` must have as many bytes as its shape and dtype say")
+        raise invalid(f"`{seen}` must have as many bytes as its shape and dtype say")
     return Entry(dtype, tuple(shape), data + offsets[0], data + offsets[1])
 
 
@@ -99,7 +112,3 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(result) != len(pairs):
         raise ValueError("a name stands twice")
     return result
-
-
-def _invalid(message: str) -> AdapterError:
-    return AdapterError("InvalidTensors", f"`adapter_model.safetensors`: {message}")

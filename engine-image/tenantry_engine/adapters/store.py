@@ -48,13 +48,22 @@ class BlobStore:
             raise AdapterError("Corrupt", "its bytes cannot be read from disk") from error
 
     def verified(self, digest: str) -> mmap.mmap:
-        """The same after its SHA-256 was checked; a file that does not match is removed."""
-        blob = self.map(digest)
+        """The same after its SHA-256 was checked; a file that cannot be read or does not match is removed."""
+        try:
+            blob = self.map(digest)
+        except AdapterError:
+            self.remove([digest])
+            raise
         if f"sha256:{hashlib.sha256(blob).hexdigest()}" != digest:
             blob.close()
             self.remove([digest])
             raise AdapterError("Corrupt", "its bytes on disk did not match its digest")
         return blob
+
+    def read_ahead(self, digest: str) -> None:
+        """Asks the system to read the blob from disk soon. Raises AdapterError Corrupt when it is not there."""
+        with self.map(digest) as blob:
+            blob.madvise(mmap.MADV_WILLNEED)
 
     def remove(self, digests: Iterable[str]) -> None:
         """Deletes blobs; those that are not there are no error."""
@@ -64,9 +73,9 @@ class BlobStore:
     def prune(self, keep: Set[str]) -> None:
         """Deletes every blob whose digest is not in `keep`."""
         names = {digest.removeprefix("sha256:") for digest in keep}
-        for path in self._blobs.iterdir():
-            if path.name not in names:
-                path.unlink(missing_ok=True)
+        for name in os.listdir(self._blobs):
+            if name not in names:
+                (self._blobs / name).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:
         if not is_digest(digest):

@@ -7,9 +7,10 @@ crosses from the server to the engine, and the engine compiles it off the step p
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import llguidance
@@ -61,6 +62,14 @@ def from_regex(pattern: str) -> str:
     if len(pattern) > MAX_REGEX_CHARS:
         raise RequestError(f"a regex must be at most {MAX_REGEX_CHARS} characters, not {len(pattern)}")
     return str(llguidance.LLMatcher.grammar_from_regex(pattern))
+
+
+def from_choice(choices: Sequence[str]) -> str:
+    """One of some texts. Raises RequestError."""
+    rules = "start: " + " | ".join(json.dumps(text) for text in choices)
+    if len(rules) > MAX_SCHEMA_BYTES:
+        raise RequestError(f"choices must be at most {MAX_SCHEMA_BYTES} bytes together, not {len(rules)}")
+    return from_lark(rules)
 
 
 def from_lark(rules: str) -> str:

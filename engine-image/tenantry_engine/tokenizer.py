@@ -21,6 +21,13 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Unicode's noncharacters: reserved for use inside a program, never for interchange."""
 
 
+_TOOL_MARKS = ("<tool_call>", "</tool_call>")
+"""Tokens that a reader of tool calls must see in the output, also where a model calls them special."""
+
+_WORDS_OF_MODELS = ("<think>", "</think>")
+"""Added tokens that a model's own earlier answers hold, and that templates look for in them."""
+
+
 class Tokenizer:
     """The tokenizer and chat template of a model folder. Safe to use from several threads."""
 
@@ -31,8 +38,17 @@ class Tokenizer:
         self._tokenizer: Any = HfTokenizer.from_file(str(path))
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are text
         added: Mapping[int, AddedToken] = self._tokenizer.get_added_tokens_decoder()
-        self._special = {token.content: (number, token) for number, token in added.items() if token.special}
-        self._special_ids = frozenset(number for number, _ in self._special.values())
+        # `<tool_response>` and its like say who speaks as much as a special token does
+        self._special = {
+            token.content: (number, token)
+            for number, token in added.items()
+            if token.special or (_is_tag(token.content) and token.content not in _WORDS_OF_MODELS)
+        }
+        self._silent_ids = frozenset(
+            number for number, token in added.items() if token.special and token.content not in _TOOL_MARKS
+        )
+        self._added = {number: token.content for number, token in added.items()}
+        self._byte_level = _uses_byte_level(json.loads(path.read_text(encoding="utf-8")))
         longest_first = sorted(self._special, key=len, reverse=True)
         self._split = (
             re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if self._special else None
@@ -42,13 +58,36 @@ class Tokenizer:
             name: _token_text(settings.get(name))
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         }
-        self._template = _template(folder, settings)
+        sources = _template_sources(folder, settings)
+        self._source = sources.get("tool_use") or sources.get("default") or ""
+        self._templates = {name: _compile(source) for name, source in sources.items()}
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def special_tokens(self) -> list[str]:
-        """The texts of all special tokens."""
+        """The texts of all tokens that the template alone may emit."""
         return list(self._special)
+
+    @property
+    def template_source(self) -> str:
+        """The chat template that conversations with tools are rendered by; empty when there is none."""
+        return self._source
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for: its part of the text in UTF-8, perhaps not whole characters."""
+        if token in self._added:
+            return self._added[token].encode()
+        text: str | None = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""  # the model's table is longer than the vocabulary
+        if self._byte_level:
+            return b"".join(
+                bytes([_BYTE_OF[char]]) if char in _BYTE_OF else char.encode("utf-8", "replace")
+                for char in text
+            )
+        if _BYTE_FALLBACK.fullmatch(text):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("\u2581", " ").encode()
 
     def token_id(self, text: str) -> int | None:
         """The id of a token, by its text."""
@@ -60,22 +99,26 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The template's rendering of a conversation, ready for the model to answer.
 
-        Special tokens that stand in a message are made harmless before rendering and become plain text after it.
-        Raises RequestError where the template refuses the messages.
+        Special tokens that stand in a message or a tool are made harmless before rendering and become plain text
+        after it. Raises RequestError where the template refuses the messages.
         """
-        if self._template is None:
+        template = self._templates.get("tool_use" if tools else "default", self._templates.get("default"))
+        if template is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions",
                 code="no_chat_template",
                 param="messages",
             )
-        mark = self._unused_mark(messages)
+        mark = self._unused_mark([messages, tools])
         try:
-            text = self._template.render(
+            text = template.render(
                 messages=_map_strings(messages, lambda s: self._defuse(s, mark)),
+                tools=_map_strings(tools, lambda s: self._defuse(s, mark)) if tools else None,
                 add_generation_prompt=True,
                 **self._names,
             )
@@ -88,7 +131,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens to text; special tokens leave nothing."""
         text: str = self._tokenizer.decode(
-            [i for i in ids if i not in self._special_ids], skip_special_tokens=False
+            [i for i in ids if i not in self._silent_ids], skip_special_tokens=False
         )
         return text
 
@@ -122,8 +165,8 @@ class Tokenizer:
                 return text[: size - 1] + mark + text[size - 1 :]
         return text
 
-    def _unused_mark(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        used = json.dumps(messages, ensure_ascii=False)
+    def _unused_mark(self, value: Any) -> str:
+        used = json.dumps(value, ensure_ascii=False)
         for mark in _MARKS:
             if mark not in used:
                 return mark
@@ -163,31 +206,56 @@ def _map_strings(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _map_strings(item, change) for key, item in value.items()}
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_map_strings(item, change) for item in value]
     return value
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> Any:
+def _is_tag(text: str) -> bool:
+    return text.startswith("<") and text.endswith(">") and len(text) > 2
+
+
+def _bytes_of_byte_level() -> dict[str, int]:
+    """Byte-level BPE writes printable bytes as themselves and the others as the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _bytes_of_byte_level()
+_BYTE_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def _uses_byte_level(tokenizer: Mapping[str, Any]) -> bool:
+    decoder = tokenizer.get("decoder") or {}
+    return "ByteLevel" in [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders") or [])]
+
+
+def _template_sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     path = folder / "chat_template.jinja"
     source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
     if isinstance(source, list):
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
-    if not source:
-        return None
+        return {str(t.get("name")): str(t["template"]) for t in source}
+    return {"default": source} if source else {}
+
+
+def _compile(source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(source)
     except TemplateError as error:
         raise EngineError(f"the chat template of `--model` must be valid Jinja: {error}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    """As transformers gives it to templates; never escaped, or the marks would not be found again."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, **more)
 
 
 def _raise(message: str) -> NoReturn:

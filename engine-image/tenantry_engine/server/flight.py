@@ -16,7 +16,7 @@ from tenantry_engine.sequence import Sequence
 from tenantry_engine.server.answer import Answer
 from tenantry_engine.server.http import until_gone
 from tenantry_engine.server.metrics import Metrics
-from tenantry_engine.server.text import Choice
+from tenantry_engine.server.text import Choice, Delta
 
 
 class Flight:
@@ -39,12 +39,12 @@ class Flight:
         for index, sequence in enumerate(sequences):
             live[sequence.id] = (answer, index)
 
-    async def next(self) -> tuple[Choice, str]:
+    async def next(self) -> tuple[Choice, Delta]:
         """As `Answer.next`; a choice that a stop string ended stops costing steps at once."""
-        choice, text = await self.answer.next()
+        choice, new = await self.answer.next()
         if choice.finish is not None:
             self._engine.abort(self._sequences[choice.index].id)
-        return choice, text
+        return choice, new
 
     async def rest(self) -> None:
         """Until every choice is complete."""

@@ -11,7 +11,8 @@ from tenantry_engine.identity import Verifier
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.server.admin import Admin
 from tenantry_engine.server.metrics import Metrics
-from tenantry_engine.server.serving import Defaults, Serving
+from tenantry_engine.server.sampling import Defaults
+from tenantry_engine.server.serving import Serving
 from tenantry_engine.tokenizer import Tokenizer
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
+import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +21,7 @@ from tenantry_engine.identity import GATEWAY, Identity, Verifier, read_identity
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.ipc.messages import Happened
 from tenantry_engine.sequence import Sampling, Sequence
-from tenantry_engine.server.answer import Answer, stream
+from tenantry_engine.server.answer import Answer, Shape, stream
 from tenantry_engine.server.flight import EventStream, Flight
 from tenantry_engine.server.http import (
     IDENTITY_HEADER,
@@ -31,22 +32,30 @@ from tenantry_engine.server.http import (
     read_body,
 )
 from tenantry_engine.server.metrics import Metrics
-from tenantry_engine.server.schemas import ChatBody, CompletionBody, Generation, TokenizeBody, parse
+from tenantry_engine.server.sampling import Defaults, form_of, reseeded, sampling_of
+from tenantry_engine.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Generation,
+    Message,
+    TokenizeBody,
+    ToolBody,
+    parse,
+)
+from tenantry_engine.server.structure import Constraint, ToolUse, constraint, named, shown_tools, tool_use
 from tenantry_engine.server.text import Choice
+from tenantry_engine.server.tools import Reader, find_format
 from tenantry_engine.tokenizer import Tokenizer
 
 _LONG_TEXT = 8192
 """Characters beyond which a prompt is tokenised in a thread, so that other answers flow on."""
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What the model's generation_config.json says, and where its answers end."""
+_DEVELOPER = "dev"
+"""The one tenant of `--dev-open`."""
 
-    eos: frozenset[int]
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+T = TypeVar("T")
 
 
 class Serving:
@@ -65,6 +74,7 @@ class Serving:
         self._defaults = defaults
         self._verifier = verifier
         self._metrics = metrics
+        self._tool_format = find_format(tokenizer.template_source)
         self._live: dict[str, tuple[Answer, int]] = {}
         engine.listener = self._dispatch
         self.app = Starlette(
@@ -73,6 +83,7 @@ class Serving:
                 Route("/v1/completions", guarded(self._completions), methods=["POST"]),
                 Route("/v1/models", guarded(self._models), methods=["GET"]),
                 Route("/tokenize", guarded(self._tokenize), methods=["POST"]),
+                Route("/detokenize", guarded(self._detokenize), methods=["POST"]),
             ]
         )
 
@@ -85,7 +96,7 @@ class Serving:
         for event in events:
             live = self._live.get(event.id)
             if live is not None:
-                live[0].put(live[1], event.token, event.finish)
+                live[0].put(live[1], event)
 
     # routes
 
@@ -94,12 +105,14 @@ class Serving:
         identity = self._identify(request, raw)
         body = parse(ChatBody, raw)
         self._check_model(identity, body.model)
-        messages = [message.plain() for message in body.messages]
-        size = sum(len(m["content"]) for m in messages)
-        tokens = await self._threaded(size, partial(self._tokenizer.encode_chat, messages))
+        use = tool_use(body, self._tool_format)
+        rule = constraint(body, use)
+        tokens = await self._encode_chat(body.messages, body.tools if body.tool_choice != "none" else [])
         room = self._engine.max_model_len - len(tokens)
         asked = body.max_completion_tokens or body.max_tokens
-        return await self._generate(request, body, identity, [tokens], asked or max(1, room), chat=True)
+        return await self._generate(
+            request, body, identity, [tokens], asked or max(1, room), rule=rule, reader=self._readers(use)
+        )
 
     async def _completions(self, request: Request) -> Response:
         raw = await read_body(request)
@@ -115,7 +128,14 @@ class Serving:
         for tokens in prompts:
             if not tokens or max(tokens) >= self._tokenizer.vocab_size:
                 raise RequestError("`prompt` must be at least one token of the vocabulary", param="prompt")
-        return await self._generate(request, body, identity, prompts, body.max_tokens or 16, chat=False)
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        if max_tokens == 0 and not body.echo:
+            raise RequestError(
+                "`max_tokens` must be at least 1, or 0 together with `echo`", param="max_tokens"
+            )
+        return await self._generate(
+            request, body, identity, prompts, max_tokens, rule=constraint(body, None), reader=lambda: None
+        )
 
     async def _models(self, request: Request) -> Response:
         names = [self._engine.model_name]
@@ -148,15 +168,50 @@ class Serving:
         if body.prompt is not None:
             tokens = await self._threaded(len(body.prompt), partial(self._tokenizer.encode, body.prompt))
         else:
-            messages = [message.plain() for message in body.messages or []]
-            size = sum(len(m["content"]) for m in messages)
-            tokens = await self._threaded(size, partial(self._tokenizer.encode_chat, messages))
+            tokens = await self._encode_chat(body.messages or [], body.tools)
         return json_response(
             {"count": len(tokens), "tokens": tokens, "max_model_len": self._engine.max_model_len},
             headers={SERVED_HEADER: body.model},
         )
 
+    async def _detokenize(self, request: Request) -> Response:
+        raw = await read_body(request)
+        identity = self._identify(request, raw)
+        body = parse(DetokenizeBody, raw)
+        self._check_model(identity, body.model)
+        if body.tokens and max(body.tokens) >= self._tokenizer.vocab_size:
+            raise RequestError(
+                f"`tokens` must be of the vocabulary, 0 to {self._tokenizer.vocab_size - 1}", param="tokens"
+            )
+        text = await self._threaded(len(body.tokens), partial(self._tokenizer.decode, body.tokens))
+        return json_response({"prompt": text}, headers={SERVED_HEADER: body.model})
+
     # inside
+
+    async def _encode_chat(self, messages: Rows[Message], tools: Rows[ToolBody]) -> list[int]:
+        source = self._tokenizer.template_source
+        for param, used, word in (
+            ("tools", bool(tools), "tools"),
+            ("messages", any(m.tool_calls for m in messages), "tool_calls"),
+            ("messages", any(m.role == "tool" for m in messages), "tool"),
+        ):
+            if used and word not in source:
+                raise RequestError(
+                    f"`{param}` must hold no {word}: this model's chat template knows none",
+                    code="unsupported_parameter",
+                    param=param,
+                )
+        shown = shown_tools(tools)
+        size = sum(message.size for message in messages) + (len(orjson.dumps(shown)) if shown else 0)
+        plain = [message.plain() for message in messages]
+        return await self._threaded(size, partial(self._tokenizer.encode_chat, plain, shown))
+
+    @staticmethod
+    def _readers(use: ToolUse | None) -> Callable[[], Reader | None]:
+        if use is None:
+            return lambda: None
+        names = frozenset(tool.name for tool in use.tools)
+        return lambda: use.form.reader(names)
 
     def _identify(self, request: Request, body: bytes) -> Identity | None:
         if self._verifier is None:
@@ -176,36 +231,8 @@ class Serving:
             )  # fmt: skip
 
     @staticmethod
-    async def _threaded(size: int, work: Any) -> list[int]:
-        tokens: list[int] = await asyncio.to_thread(work) if size > _LONG_TEXT else work()
-        return tokens
-
-    def _sampling(self, body: Generation, max_tokens: int) -> Sampling:
-        default = self._defaults
-        size = self._tokenizer.vocab_size
-        for field, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
-            if any(token >= size or token < 0 for token in ids):
-                raise RequestError(
-                    f"`{field}` must use tokens of the vocabulary, 0 to {size - 1}", param=field
-                )
-        if body.min_tokens > max_tokens:
-            raise RequestError(
-                f"`min_tokens` must be at most `max_tokens` ({max_tokens})", param="min_tokens"
-            )
-        top_k = default.top_k if body.top_k is None else body.top_k
-        return Sampling(
-            temperature=default.temperature if body.temperature is None else body.temperature,
-            top_p=default.top_p if body.top_p is None else body.top_p,
-            top_k=max(0, top_k),
-            min_p=body.min_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            logit_bias=body.logit_bias,
-            min_tokens=body.min_tokens,
-            max_tokens=max_tokens,
-            stop_ids=frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else default.eos),
-            seed=secrets.randbits(63) if body.seed is None else body.seed,
-        )
+    async def _threaded(size: int, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if size > _LONG_TEXT else work()
 
     async def _generate(
         self,
@@ -215,8 +242,10 @@ class Serving:
         prompts: list[list[int]],
         max_tokens: int,
         *,
-        chat: bool,
+        rule: Constraint | None,
+        reader: Callable[[], Reader | None],
     ) -> Response:
+        chat = isinstance(body, ChatBody)
         limit = self._engine.max_model_len
         for tokens in prompts:
             if len(tokens) + max_tokens > limit:
@@ -225,17 +254,22 @@ class Serving:
                     code="context_length_exceeded",
                     param="messages" if chat else "prompt",
                 )
-        sampling = self._sampling(body, max_tokens)
+        sampling = sampling_of(body, self._defaults, self._tokenizer.vocab_size, max_tokens, rule)
+        form = form_of(body, sampling, max_tokens)
+        if rule is not None:
+            await self._prepare(identity, rule)
         request_id = uuid.uuid4().hex
         sequences = [
-            self._sequence(f"{request_id}-{p}-{i}", body.model, tokens, _reseeded(sampling, i), identity)
+            self._sequence(f"{request_id}-{p}-{i}", body.model, tokens, reseeded(sampling, i), identity)
             for p, tokens in enumerate(prompts)
             for i in range(body.n)
         ]
         choices = [
-            Choice(index, self._tokenizer, body.stop, sampling.stop_ids) for index in range(len(sequences))
+            Choice(index, self._tokenizer, form, prompt=prompts[index // body.n], reader=reader())
+            for index in range(len(sequences))
         ]
-        answer = Answer(request_id, body.model, chat, sum(map(len, prompts)), choices)
+        shape = Shape(chat, sampling.logprobs is not None, self._tokenizer)
+        answer = Answer(request_id, body.model, shape, sum(map(len, prompts)), choices, per_prompt=body.n)
         flight = Flight(self._engine, self._live, self._metrics, answer, sequences)
         headers = {SERVED_HEADER: body.model}
         try:
@@ -264,11 +298,17 @@ class Serving:
             headers,
         )
 
+    async def _prepare(self, identity: Identity | None, rule: Constraint) -> None:
+        try:
+            await self._engine.prepare(identity.uid if identity else _DEVELOPER, rule.source)
+        except RequestError as error:
+            raise named(error, rule.param) from None
+
     def _sequence(
         self, sequence_id: str, served: str, tokens: list[int], sampling: Sampling, identity: Identity | None
     ) -> Sequence:
         if identity is None:
-            return Sequence(sequence_id, "dev", tokens.copy(), sampling, served)
+            return Sequence(sequence_id, _DEVELOPER, tokens.copy(), sampling, served, salt="")
         return Sequence(
             sequence_id,
             identity.uid,
@@ -278,9 +318,5 @@ class Serving:
             weight=identity.weight,
             cap=identity.cap,
             bulk=identity.lane == "bulk",
+            salt=identity.salt,
         )
-
-
-def _reseeded(sampling: Sampling, choice: int) -> Sampling:
-    """Each choice of a prompt draws its own numbers."""
-    return sampling if choice == 0 else replace(sampling, seed=(sampling.seed + choice) % (1 << 63))

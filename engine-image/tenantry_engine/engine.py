@@ -128,6 +128,7 @@ class Engine:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+        self._runner.close()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Runs `function` on the engine's thread, between two steps."""

@@ -26,6 +26,7 @@ from tenantry_engine.identity import Verifier
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.options import parser
 from tenantry_engine.server.front import Front
+from tenantry_engine.server.tracing import tracing
 from tenantry_engine.tokenizer import Tokenizer
 
 log = logging.getLogger("tenantry_engine")
@@ -47,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        code = uvloop.run(serve(options, words))
+        with tracing() as traces:
+            if traces is not None:
+                log.info("traces: to %s", traces)
+            code = uvloop.run(serve(options, words))
     except EngineError as error:
         log.error("%s", error)
         code = 2

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import engine_world as world
-import httpx
 import pytest
 from tenantry_engine.config import EngineConfig, configure
 from tenantry_engine.digest import model_digest
@@ -93,62 +90,6 @@ def test_pool_fits_the_memory_and_one_request(tiny: world.TinyModel, tmp_path: P
     assert ample.pages == 4 * (ample.sequence_pages + ample.adapter_pages)
     scarce = size_pool(**common, available=1)
     assert scarce.pages == ample.sequence_pages + ample.adapter_pages
-
-
-def test_a_process_from_start_to_end(tiny: world.TinyModel, tmp_path: Path) -> None:
-    adapters = tmp_path / "adapters"
-    adapters.mkdir()
-    (adapters / "tone").symlink_to(tiny.adapter("one", 61, r=8, target_modules="all-linear"))
-    with socket.socket() as first, socket.socket() as second:
-        for sock in (first, second):
-            sock.bind(("127.0.0.1", 0))
-        port, admin = first.getsockname()[1], second.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tenantry_engine.main", "--model", str(tiny.folder), "--model-name", "base",
-         "--dev-open", "--port", str(port), "--admin-port", str(admin), "--data-dir", str(tmp_path / "data"),
-         "--adapters", str(adapters), "--dtype", "float32"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-
-        def ready() -> bool:
-            assert process.poll() is None
-            try:
-                listed = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).json()
-            except httpx.TransportError:
-                return False
-            return [model["id"] for model in listed["data"]] == ["base", "tone"]
-
-        world.wait_for(ready, timeout=120)
-        body = {
-            "model": "tone",
-            "messages": [{"role": "user", "content": "the"}],
-            "max_tokens": 400,
-            "ignore_eos": True,
-        }
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        with httpx.stream(
-            "POST", url, json={**body, "ignore_eos": True, "stream": True}, timeout=60
-        ) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            assert [line for line in lines if line][-1] == "data: [DONE]", "running requests finish first"
-        assert process.wait(timeout=60) == 0
-        assert process.stderr is not None
-        said = process.stderr.read()
-        for word in (
-            "kernels: ",
-            "weights: ",
-            "pages: ",
-            "adapter: tone sha256:",
-            "ready after",
-            "--dev-open",
-        ):
-            assert word in said
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_identities_or_an_open_door_must_be_chosen(tiny: world.TinyModel) -> None:

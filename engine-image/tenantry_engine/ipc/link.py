@@ -102,6 +102,12 @@ class EngineLink(asyncio.Protocol):
         """
         if self.draining:
             raise RequestError("this replica is draining", status=503, code="draining", retry_after=1)
+        most = self.facts.max_waiting
+        if len(sequences) > most:
+            raise RequestError(
+                f"`n` and the prompts must ask for at most {most} answers at once, not {len(sequences)}",
+                param="n",
+            )
         if len(self._live) >= 2 * (self.facts.slots + self.facts.max_waiting):
             # the engine itself bounds what waits, but only between two steps
             raise RequestError(

@@ -230,4 +230,7 @@ class Service:
 
 
 def _happened(event: Event) -> Happened:
-    return Happened(event.sequence.id, event.token, event.finish, 0, event.scores, event.prompt_scores)
+    sequence = event.sequence
+    first = event.token is not None and sequence.generated == 1
+    cached = sequence.cached if first else 0
+    return Happened(sequence.id, event.token, event.finish, cached, event.scores, event.prompt_scores)

@@ -17,6 +17,7 @@ from tenantry_engine.server.answer import Answer
 from tenantry_engine.server.http import until_gone
 from tenantry_engine.server.metrics import Metrics
 from tenantry_engine.server.text import Choice, Delta
+from tenantry_engine.server.tracing import begin_span, end_span
 
 
 class Flight:
@@ -36,6 +37,7 @@ class Flight:
         self._metrics = metrics
         self._sequences = sequences
         self._closed = False
+        self._span = begin_span(answer)
         for index, sequence in enumerate(sequences):
             live[sequence.id] = (answer, index)
 
@@ -61,10 +63,10 @@ class Flight:
             if choice.finish is None:
                 self._engine.abort(sequence.id)
         answer = self.answer
-        if answer.first_token is not None:
-            self._metrics.first_token(answer.first_token)
+        seconds = time.monotonic() - answer.started
         reason = (answer.choices[0].finish or "abort") if answer.done else "abort"
-        self._metrics.ended(reason, answer.prompt_tokens, answer.generated, time.monotonic() - answer.started)
+        self._metrics.ended(answer, reason, seconds)
+        end_span(self._span, answer, reason)
 
 
 class EventStream(Response):

@@ -14,12 +14,14 @@ from starlette.responses import Response
 
 from tenantry_engine.errors import RequestError
 from tenantry_engine.identity import Verifier
+from tenantry_engine.server.tracing import caller_of
 
 log = logging.getLogger(__name__)
 
 IDENTITY_HEADER = "x-tenantry-identity"
 SERVED_HEADER = "x-tenantry-served"
 MAX_BODY = 8 << 20
+BODY_SECONDS = 60
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -40,7 +42,8 @@ def guarded(handler: Handler) -> Handler:
 
     async def run(request: Request) -> Response:
         try:
-            return await handler(request)
+            with caller_of(request.headers):
+                return await handler(request)
         except RequestError as error:
             return error_response(error)
         except ClientDisconnect:
@@ -53,12 +56,20 @@ def guarded(handler: Handler) -> Handler:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
-    """The whole body. Raises RequestError 413 beyond `limit` bytes."""
+    """The whole body. Raises RequestError 413 beyond `limit` bytes, 408 when it does not come in time."""
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise RequestError(f"the body must be at most {limit} bytes", status=413, code="body_too_large")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise RequestError(
+                        f"the body must be at most {limit} bytes", status=413, code="body_too_large"
+                    )
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body must be here within {BODY_SECONDS} s", status=408, code="body_too_slow"
+        ) from error
     return bytes(body)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tenantry_engine.ipc.messages import Ran
+from tenantry_engine.server.answer import Answer
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -38,8 +39,19 @@ class Metrics:
         self._prompt = counter("vllm:prompt_tokens", "Input tokens of ended requests")
         self._generated = counter("vllm:generation_tokens", "Output tokens of ended requests")
         self._success = counter("vllm:request_success", "Ended requests", "finished_reason")
-        self._preempted = gauge("vllm:num_preemptions_total", "Sequences that gave their pages to others")
+        self._preempted = counter("vllm:num_preemptions", "Sequences that gave their pages to others")
+        self._preemptions_seen = 0
+        self._evicted = counter(
+            "tenantry_engine_adapter_evictions", "Adapters that gave their pages to others"
+        )
+        self._evictions_seen = 0
+        self._asked_tokens = counter("vllm:prefix_cache_queries", "Input tokens of requests that were begun")
+        self._cached_tokens = counter("vllm:prefix_cache_hits", "Input tokens found in the prefix cache")
         self._first = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token")
+        self._per_token = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Of one request, from token to token after the first",
+        )
         self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
         self._step = histogram("tenantry_engine_step_seconds", "One step of the engine")
         self._rows = histogram_of_counts(
@@ -47,6 +59,12 @@ class Metrics:
         )
         self._distinct = histogram_of_counts(
             "tenantry_engine_step_adapters", "Distinct adapters in a step", label, self.registry
+        )
+        self._prompt_sizes = histogram_of_counts(
+            "vllm:request_prompt_tokens", "Input tokens of a request", label, self.registry
+        )
+        self._answer_sizes = histogram_of_counts(
+            "vllm:request_generation_tokens", "Output tokens of a request", label, self.registry
         )
         self._pages = Gauge(
             "tenantry_engine_pages", "Pages of the pool", [*label, "state"], registry=self.registry
@@ -64,16 +82,24 @@ class Metrics:
         self._rows.labels(self._model).observe(ran.rows)
         self._distinct.labels(self._model).observe(ran.adapters)
 
-    def first_token(self, seconds: float) -> None:
-        """A request's first token is out."""
-        self._first.labels(self._model).observe(seconds)
-
-    def ended(self, reason: str, prompt: int, generated: int, seconds: float) -> None:
-        """A request ended."""
+    def ended(self, answer: Answer, reason: str, seconds: float) -> None:
+        """A request ended, `seconds` after it came."""
+        usage = answer.usage()
+        prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
         self._prompt.labels(self._model).inc(prompt)
         self._generated.labels(self._model).inc(generated)
         self._success.labels(self._model, reason).inc()
         self._whole.labels(self._model).observe(seconds)
+        self._prompt_sizes.labels(self._model).observe(prompt)
+        self._answer_sizes.labels(self._model).observe(generated)
+        if answer.first_token is None:
+            return
+        self._first.labels(self._model).observe(answer.first_token)
+        self._asked_tokens.labels(self._model).inc(prompt)
+        self._cached_tokens.labels(self._model).inc(usage["prompt_tokens_details"]["cached_tokens"])
+        each = generated / len(answer.choices)
+        if each > 1:
+            self._per_token.labels(self._model).observe((seconds - answer.first_token) / (each - 1))
 
     def look(self, numbers: dict[str, Any]) -> None:
         """Takes in the engine's numbers of now."""
@@ -81,7 +107,10 @@ class Metrics:
         self._running.labels(self._model).set(numbers["running"])
         self._waiting.labels(self._model).set(numbers["waiting"])
         self._usage.labels(self._model).set((pages["kv"] + pages["adapter"]) / pages["total"])
-        self._preempted.labels(self._model).set(numbers["preemptions"])
+        self._preempted.labels(self._model).inc(numbers["preemptions"] - self._preemptions_seen)
+        self._preemptions_seen = numbers["preemptions"]
+        self._evicted.labels(self._model).inc(numbers["evictions"] - self._evictions_seen)
+        self._evictions_seen = numbers["evictions"]
         for state, count in pages.items():
             if state != "total":
                 self._pages.labels(self._model, state).set(count)
@@ -96,5 +125,9 @@ class Metrics:
 def histogram_of_counts(name: str, text: str, labels: list[str], registry: CollectorRegistry) -> Histogram:
     """A histogram of small whole numbers."""
     return Histogram(
-        name, text, labels, registry=registry, buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+        name,
+        text,
+        labels,
+        registry=registry,
+        buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     )

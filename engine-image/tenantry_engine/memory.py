@@ -19,9 +19,17 @@ class Sizes:
 
     pages: int
     sequence_pages: int  # of one sequence of the greatest length
-    adapter_pages: (
-        int  # of one adapter of the greatest rank over all modules that may be adapted; 0 without LoRA
-    )
+    adapter_pages: int  # of one of the greatest rank over all projections that may be adapted; 0 without LoRA
+
+    @property
+    def largest_adapter(self) -> int:
+        """Pages that one adapter may take: half of what a sequence leaves, but always one of the greatest rank."""
+        return max(self.adapter_pages, (self.pages - self.sequence_pages) // 2)
+
+    @property
+    def pin_limit(self) -> int:
+        """Pages that may be pinned, so that a sequence of the greatest length finds room with any adapter."""
+        return self.pages - self.sequence_pages - self.largest_adapter
 
 
 def size_pool(

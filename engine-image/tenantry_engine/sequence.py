@@ -72,9 +72,7 @@ class Sequence:
     cap: int = 1 << 30
     bulk: bool = False
     deadline: float | None = None
-    salt: str | None = field(
-        default=None, repr=False
-    )  # of the tenant's cached blocks; None = none are kept or used
+    salt: str | None = field(default=None, repr=False)  # root of the tenant's cached blocks; None = no cache
 
     prompt_len: int = field(init=False)
     phase: Phase = field(default=Phase.WAITING, init=False)
@@ -83,12 +81,8 @@ class Sequence:
     charged: int = field(default=0, init=False)  # leading tokens paid for, or found in the prefix cache
     pages: list[int] = field(default_factory=list, init=False)
     cached: int = field(default=0, init=False)  # prompt tokens that the prefix cache had at first admission
-    blocks: list[bytes] = field(
-        default_factory=list, init=False, repr=False
-    )  # keys of the leading full blocks
-    shared: int = field(
-        default=0, init=False
-    )  # leading pages that hold published blocks: nothing is written there
+    blocks: list[bytes] = field(default_factory=list, init=False, repr=False)  # keys of leading full blocks
+    shared: int = field(default=0, init=False)  # leading pages with published blocks: never written again
     overtaken: int = field(default=0, init=False)  # requests admitted while this one was passed over
     passed_at: int | None = field(default=None, init=False)  # step in which it was first passed over
     preempted: int = field(default=0, init=False)  # times it gave way

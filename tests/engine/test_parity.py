@@ -110,7 +110,7 @@ def test_under_churn_of_load_unload_eviction_and_preemption(
     page = 2 * 2 * 2 * 16 * 16 * 4  # bytes: layers, K and V, KV heads, tokens, head size, fp32
     chosen = [(name, folders[name]) for name in names]
     client = engines.client(
-        tiny.folder, adapters=chosen, step_tokens=20, pool_bytes=64 * page, max_model_len=100
+        tiny.folder, adapters=chosen, step_tokens=20, pool_bytes=46 * page, max_model_len=100
     )
     engine = client.engine
     draw = random.Random(4)

@@ -217,7 +217,8 @@ class Engine:
                 return None
             try:
                 stepped = self._step()
-                self._failures = 0
+                if stepped:
+                    self._failures = 0
             except Exception:
                 self._failures += 1
                 log.exception("a step failed; its requests end with an error")

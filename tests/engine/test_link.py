@@ -218,9 +218,9 @@ async def test_the_loops_own_failure_ends_the_engine_too(
 
 async def test_more_answers_than_may_wait_are_refused_for_good(tiny: world.TinyModel, tmp_path: Path) -> None:
     async with room(tiny.folder, tmp_path, max_waiting=4) as here:
-        answer = await here.complete(n=5)
+        answer = await here.complete(prompt=["the"] * 5)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
-        assert (await here.complete(n=4)).status_code == 200
+        assert (await here.complete(prompt=["the"] * 4)).status_code == 200
 
 
 def test_tokens_that_nobody_takes_are_not_made(tiny: world.TinyModel, tmp_path: Path) -> None:

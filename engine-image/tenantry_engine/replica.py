@@ -16,6 +16,7 @@ from tenantry_engine.config import EngineConfig
 from tenantry_engine.digest import folder_blob, folder_digest, model_digest
 from tenantry_engine.engine import Engine
 from tenantry_engine.errors import EngineError
+from tenantry_engine.executor import Executor
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.identity import Verifier
 from tenantry_engine.ipc.link import EngineLink
@@ -24,6 +25,8 @@ from tenantry_engine.ipc.service import Service
 from tenantry_engine.loader import Weights
 from tenantry_engine.memory import available_bytes, size_pool
 from tenantry_engine.models import load_model
+from tenantry_engine.parallel.group import SOLO
+from tenantry_engine.parallel.leader import Ranks
 from tenantry_engine.runner import Runner
 from tenantry_engine.sampler import Sampler
 from tenantry_engine.server.admin import Admin
@@ -41,8 +44,9 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
     digest = model_digest(config.model)
     if config.model_digest not in (None, digest):
         raise EngineError(f"`--model-digest` must be the folder's digest {digest}, not {config.model_digest}")
+    ranks = Ranks(config) if config.tensor_parallel_size > 1 else None
     with Weights(config.model, config.dtype, config.device) as weights:
-        model = load_model(weights)
+        model = load_model(weights, ranks.join() if ranks else SOLO)
     length = config.max_model_len or model.max_positions
     if not 1 < length <= model.max_positions:
         raise EngineError(
@@ -65,12 +69,14 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_model_len=length,
         slots=config.slots,
         pool_bytes=config.pool_bytes,
-        available=available_bytes(),
+        available=available_bytes() // config.tensor_parallel_size,
     )
+    if ranks:
+        ranks.allocate(sizes.pages, length)
     grammars = Grammars(
         (config.model / "tokenizer.json").read_text, model.vocab_size, read_defaults(config.model).eos
     )
-    runner = Runner(model, sizes.pages, config.device, Sampler(grammars))
+    runner = Runner(Executor(model, sizes.pages, config.device), Sampler(grammars), ranks)
     log.info(
         "pages: %d of %d KiB (%.2f GiB); a sequence of %d tokens takes %d, the largest adapter %d",
         sizes.pages, page_bytes >> 10, sizes.pages * page_bytes / (1 << 30), length, sizes.sequence_pages - 1,
@@ -89,7 +95,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_registered=lora.max_registered if lora else 0,
         max_adapter_bytes=lora.max_bytes if lora else 0,
     )
-    return Engine(config, runner, sizes, length), facts
+    return Engine(config, runner, sizes, length, digest), facts
 
 
 def register_folder(engine: Engine, folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import engine_world as world
+import families
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -46,3 +47,27 @@ def engines(tmp_path: Path) -> Iterator[world.Engines]:
     made = world.Engines(tmp_path)
     yield made
     made.close()
+
+
+MATRIX: set[families.Cell] = set()
+"""What the matrix tests of this run have seen to be right."""
+
+
+@pytest.fixture(scope="session")
+def matrix() -> set[families.Cell]:
+    """Tests add the cells that they have checked."""
+    return MATRIX
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> families.Models:
+    """Tiny random models of every family with adapters of every kind, made when first asked for."""
+    return families.Models(tmp_path_factory.mktemp("families"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The correctness matrix: what really ran and was right."""
+    if MATRIX:
+        terminalreporter.section("engine against transformers + PEFT")
+        for line in families.table(MATRIX):
+            terminalreporter.line(line)

@@ -10,7 +10,7 @@ from tenantry_engine.models.llama import LLAMA
 from tenantry_engine.models.mistral import MISTRAL
 from tenantry_engine.models.qwen2 import QWEN2
 from tenantry_engine.models.qwen3 import QWEN3
-from tenantry_engine.parallel import SOLO, Group
+from tenantry_engine.parallel.group import SOLO, Group
 
 FAMILIES = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
 

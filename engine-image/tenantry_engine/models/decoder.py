@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tenantry_kernels import rms_norm, rope_table
+from tenantry_kernels import VocabularySpans, embed_lora, rms_norm, rope_table
 from torch import Tensor
 
 from tenantry_engine.batch import Batch
@@ -15,7 +15,7 @@ from tenantry_engine.loader import Weights
 from tenantry_engine.models.config import Family, read_decoder
 from tenantry_engine.models.layers import Attention, Head, Mlp, Step
 from tenantry_engine.models.split import split
-from tenantry_engine.parallel import SOLO, Group
+from tenantry_engine.parallel.group import SOLO, Group
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Decoder:
         """Runs all layers; writes K and V. -> hidden states [T, hidden], before the last norm."""
         step, eps = Step(batch, pool, kv, self._rope, self.group), self.config.eps
         residual = self._embedding[batch.tokens]  # [T, hidden]
+        embed_lora(batch.tokens, residual, pool, batch.segments.embed)
         x: Tensor | None = None  # [T, hidden], what the last block adds to the residual
         for block in self._blocks:
             if x is None:
@@ -72,6 +73,6 @@ class Decoder:
             x = block.mlp.forward(rms_norm(x, block.mlp_norm, eps, residual), step)
         return residual if x is None else residual.add_(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden] of the rows that are sampled -> float32 [S, vocab]."""
-        return self._head.forward(hidden, self.group)
+    def logits(self, hidden: Tensor, pool: Tensor, spans: VocabularySpans) -> Tensor:
+        """hidden [S, hidden] of some rows, spans of those whose adapter changes the head -> float32 [S, vocab]."""
+        return self._head.forward(hidden, pool, spans, self.group)

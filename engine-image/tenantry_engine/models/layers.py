@@ -10,7 +10,9 @@ from tenantry_kernels import (
     QKV,
     Module,
     PackedWeight,
+    VocabularySpans,
     apply_lora,
+    head_lora,
     linear,
     pack_linear,
     paged_attention,
@@ -24,7 +26,7 @@ from torch import Tensor
 from tenantry_engine.batch import Batch
 from tenantry_engine.loader import Weights
 from tenantry_engine.models.split import Split, cut_vocab
-from tenantry_engine.parallel import Group
+from tenantry_engine.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,12 @@ class Head:
             rows = cut_vocab(held, (0, part.vocab[1] - part.vocab[0]))
         return cls(part, weights.get("model.norm.weight", c.hidden), pack_linear(rows))
 
-    def forward(self, hidden: Tensor, group: Group) -> Tensor:
-        """hidden [S, hidden] of the sampled rows -> float32 [S, vocab]."""
+    def forward(self, hidden: Tensor, pool: Tensor, spans: VocabularySpans, group: Group) -> Tensor:
+        """hidden [S, hidden], LoRA of the head by spans of its rows -> float32 [S, vocab].
+
+        LoRA of embeddings and head is held whole by every rank, as few adapters have it.
+        """
         c = self.part.config
-        logits = linear(rms_norm(hidden, self.norm, c.eps), self.weight, torch.float32)
-        return group.join_columns(logits)[:, : c.vocab]
+        h = rms_norm(hidden, self.norm, c.eps)
+        logits = group.join_columns(linear(h, self.weight, torch.float32))[:, : c.vocab]
+        return head_lora(h, logits, pool, spans)

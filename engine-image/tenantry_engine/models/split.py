@@ -55,6 +55,7 @@ class Split:
             self.config.layers,
             in_features=tuple(end - begin for (begin, end), _ in self._ranges),
             out_features=tuple(end - begin for _, (begin, end) in self._ranges),
+            vocab=self.config.vocab,
         )
 
     def cut_lora(self, module: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,10 @@ test: setup model ## Unit, API-server and engine tests
 	@$(CLUSTER) binary etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm crane >/dev/null
 	@$(PY) -m pytest tests -q -m "not e2e"
 
+.PHONY: test-kernels-full
+test-kernels-full: setup ## Triton's LoRA kernels over every rank and all combinations (hours in the interpreter; native on a GPU)
+	@TENANTRY_KERNELS_FULL=1 $(PY) -m pytest tests/kernels/test_triton_grid.py -q --timeout 0
+
 .PHONY: e2e
 e2e: setup model ## The promises, on a real cluster of its own (ends a running demo), one file each
 	@$(CLUSTER) packages --install

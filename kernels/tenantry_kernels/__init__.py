@@ -7,6 +7,7 @@ serves and why. `paging` and `segments` are host code that tells the kernels whe
 from tenantry_kernels.activation import silu_and_mul
 from tenantry_kernels.attention import paged_attention
 from tenantry_kernels.backend import describe
+from tenantry_kernels.compilations import compilations
 from tenantry_kernels.kv_write import kv_write
 from tenantry_kernels.linear import PackedWeight, linear, pack_linear
 from tenantry_kernels.lora import apply_lora
@@ -46,6 +47,7 @@ __all__ = [
     "VocabularyModule",
     "VocabularySpans",
     "apply_lora",
+    "compilations",
     "describe",
     "embed_lora",
     "head_lora",

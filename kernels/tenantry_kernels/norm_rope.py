@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tenantry_kernels import backend
-from tenantry_kernels.kv_write import kv_write
+from tenantry_kernels.kv_write import reference as kv_write_reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -152,5 +152,5 @@ def rope_and_kv_write_reference(
     cos, sin = table[positions].unsqueeze(2).unbind(1)
     first, second = rotated.float().chunk(2, dim=-1)
     rotated.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
-    kv_write(split[:, heads : heads + kv_heads], split[:, heads + kv_heads :], kv, layer, slots)
+    kv_write_reference(split[:, heads : heads + kv_heads], split[:, heads + kv_heads :], kv, layer, slots)
     return split[:, :heads]

@@ -18,10 +18,15 @@ from torch import Tensor
 
 from tenantry_kernels.segments import Segments
 
-_VARYING = ["tokens", "layer", "max_rank", "hidden_stride"]
+_VARYING = [
+    "tokens", "layer", "module", "max_rank", "hidden_stride", "chunks", "ranks", "scales", "first", "rows",
+]  # fmt: skip
+"""Arguments that change from call to call: nothing is compiled for their values or alignment."""
 
 _SPLIT_WIDTH = 512
 """Inputs are split over programs of about this many columns each."""
+_SPLIT_CHUNK = 16
+"""Only steps with chunks this short are split: few programs leave a GPU idle, and many partials cost more than that."""
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -176,8 +181,7 @@ def apply_lora(
     block_t = max(16, s.chunk_tokens)
     block_r = min(64, max(16, triton.next_power_of_2(s.max_rank)))
     block_k, block_n = 64, 128
-    # few programs leave a GPU idle: then the input is split, more for wider inputs
-    split = 1 if chunks * len(modules) >= 128 else min(8, max(1, width // _SPLIT_WIDTH))
+    split = min(8, max(1, width // _SPLIT_WIDTH)) if s.chunk_tokens <= _SPLIT_CHUNK else 1
     # dots of fp32 are exact; bf16 under the interpreter is upcast, since its bf16 dot is wrong
     wide = pool.dtype == torch.float32 or (pool.dtype == torch.bfloat16 and not pool.is_cuda)
     hidden = torch.empty((split, x.shape[0], len(modules) * s.max_rank), dtype=torch.float32, device=x.device)

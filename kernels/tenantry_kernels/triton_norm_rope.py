@@ -1,6 +1,6 @@
 # Kernels are compiled by Triton: their arguments are pointers and scalars that Python's types cannot say.
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,attr-defined"
-"""RMSNorm with residual, rotary embedding with KV write, and SwiGLU's gate on a GPU: one row per program."""
+"""RMSNorm with residual, Q/K norm, rotary embedding, KV write and SwiGLU's gate on a GPU: one row per program."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return y
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["positions", "slots", "layer"])
 def _rope_and_kv_write(
     qkv,
     positions,
@@ -172,3 +172,51 @@ def rope_and_kv_write(
         PAGE=PAGE_TOKENS,
     )
     return qkv.view(qkv.shape[0], -1, head_dim)[:, :heads]
+
+
+@triton.jit(do_not_specialize=["slots", "layer"])
+def _kv_write(
+    k,
+    v,
+    kv,
+    slots,
+    layer,
+    k_stride,
+    v_stride,
+    page_stride,
+    layer_stride,
+    v_offset,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slots + row)
+    if slot < 0:
+        return
+    i = tl.arange(0, BLOCK)
+    mask = i < HEAD_DIM
+    to = kv + slot // PAGE * page_stride + layer.to(tl.int64) * layer_stride
+    to += (head * PAGE + slot % PAGE) * HEAD_DIM
+    tl.store(to + i, tl.load(k + row * k_stride + head * HEAD_DIM + i, mask=mask), mask=mask)
+    tl.store(to + v_offset + i, tl.load(v + row * v_stride + head * HEAD_DIM + i, mask=mask), mask=mask)
+
+
+def kv_write(k: Tensor, v: Tensor, kv: Tensor, layer: int, slots: Tensor) -> None:
+    kv_heads, head_dim = kv.shape[3], kv.shape[5]
+    _kv_write[(k.shape[0], kv_heads)](
+        k,
+        v,
+        kv,
+        slots,
+        layer,
+        k.stride(0),
+        v.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        HEAD_DIM=head_dim,
+        BLOCK=triton.next_power_of_2(head_dim),
+        PAGE=PAGE_TOKENS,
+    )

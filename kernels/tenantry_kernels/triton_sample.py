@@ -82,7 +82,7 @@ def _mixed(value):
     return value ^ (value >> 31)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chosen", "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "steps"])
 def _sample(
     chosen,
     logits,

@@ -28,6 +28,7 @@ class World:
     pool: Tensor
     adapters: list[PagedAdapter]
     dense: list[dict[tuple[int, int], tuple[Tensor, Tensor, float]]]  # (layer, module) -> A, B, scale
+    shape: LoraShape = LORA
 
     @property
     def kv(self) -> Tensor:
@@ -41,7 +42,7 @@ class World:
         for which, count in runs:
             column = 0
             for module in modules:
-                width = LORA.out_features[module]
+                width = self.shape.out_features[module]
                 if which is not None and (layer, module) in self.dense[which]:
                     a, b, scale = self.dense[which][layer, module]
                     wide = x[row : row + count].double()
@@ -59,14 +60,17 @@ def make_world(
     seed: int = 0,
     spare: int = 24,
     device: str = "cpu",
+    shape: LoraShape = LORA,
 ) -> World:
     """ranks: one entry per adapter, a number for all modules or a function (layer, module) -> rank."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     plans = []
     for rank in ranks:
-        table = [[rank(layer, m) if callable(rank) else rank for m in Module] for layer in range(LAYERS)]
-        plans.append(layout(LORA, table, KV.page_elems))
+        table = [
+            [rank(layer, m) if callable(rank) else rank for m in Module] for layer in range(shape.layers)
+        ]
+        plans.append(layout(shape, table, KV.page_elems))
     total = sum(plan.pages for plan in plans) + spare
     pool = torch.full((total, KV.page_elems), float("nan"), dtype=dtype, device=device)
     free = list(range(spare, total))
@@ -74,18 +78,18 @@ def make_world(
     adapters, dense = [], []
     for plan in plans:
         pages, free = free[: plan.pages], free[plan.pages :]
-        scales = [[rng.choice([0.5, 1.0, 2.0]) for _ in Module] for _ in range(LAYERS)]
+        scales = [[rng.choice([0.5, 1.0, 2.0]) for _ in Module] for _ in range(shape.layers)]
         adapter = place(plan, pages, scales)
         weights: dict[tuple[int, int], tuple[Tensor, Tensor, float]] = {}
-        for layer in range(LAYERS):
+        for layer in range(shape.layers):
             for m in Module:
                 r = int(plan.ranks[layer, m])
                 if r == 0:
                     continue
-                a = (torch.randn(r, LORA.in_features[m]) * LORA.in_features[m] ** -0.5).to(dtype).to(device)
-                b = (torch.randn(LORA.out_features[m], r) * r**-0.5).to(dtype).to(device)
+                a = (torch.randn(r, shape.in_features[m]) * shape.in_features[m] ** -0.5).to(dtype).to(device)
+                b = (torch.randn(shape.out_features[m], r) * r**-0.5).to(dtype).to(device)
                 write_adapter(pool, adapter, layer, m, a, b)
                 weights[layer, m] = a, b, scales[layer][m]
         adapters.append(adapter)
         dense.append(weights)
-    return World(pool, adapters, dense)
+    return World(pool, adapters, dense, shape)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from kernel_world import HEAD_DIM, HEADS, KV, KV_HEADS, LORA, TOLERANCE, make_world
 from tenantry_kernels import (
-    GATE_UP,
     QKV,
     KvShape,
     Module,
@@ -22,6 +21,7 @@ from tenantry_kernels import activation as activation_module
 from tenantry_kernels import attention as attention_module
 from tenantry_kernels import norm_rope as norm_module
 from tenantry_kernels import sample as sample_function
+from tenantry_kernels.kv_write import reference as kv_write_reference
 from test_attention import LENGTHS, MIXED, SCALE, Sequences
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,28 +46,6 @@ def lora_equal(world, runs, modules, dtype, layer=1):
         if which is None:
             assert torch.equal(got[row : row + count], out[row : row + count])
         row += count
-
-
-# pairs of (rank, batch, slices): each rank kind with each batch kind once, slices and dtypes in turn
-RANKS = {"1": [1], "odd": [3, 33], "8": [8, 8, 8], "100": [100, 5], "mixed": [1, 64, 7, 16]}
-BATCHES = {
-    "one_token": lambda n: [(i, 1) for i in range(n)],
-    "base_rows": lambda n: [(None, 2), *((i, 2) for i in range(n)), (None, 1)],
-    "long_and_empty": lambda n: [(0, 37), *((i, 0) for i in range(1, n)), (n - 1, 1)],
-}
-CALLS = (QKV, (Module.O,), GATE_UP, (Module.DOWN,))
-GRID = [
-    pytest.param(
-        ranks, batch, CALLS[(i + j) % 4], (torch.float32, torch.float16)[(i * 3 + j) % 2], id=f"{r}-{b}"
-    )
-    for i, (r, ranks) in enumerate(RANKS.items())
-    for j, (b, batch) in enumerate(BATCHES.items())
-]
-
-
-@pytest.mark.parametrize(("ranks", "batch", "modules", "dtype"), GRID)
-def test_lora(ranks, batch, modules, dtype) -> None:
-    lora_equal(make_world(ranks, dtype, device=DEVICE), batch(len(ranks)), modules, dtype)
 
 
 @DTYPES
@@ -143,6 +121,12 @@ def test_rows(dtype) -> None:
     got = triton_norm_rope.rms_norm(x, weight, 1e-5, mine)
     torch.testing.assert_close(got, norm_module.rms_norm_reference(x, weight, 1e-5, theirs), **tolerance)
     assert torch.equal(mine, theirs)
+    k, v = (torch.randn(4, 3 * KV_HEADS, HEAD_DIM).to(dtype).to(DEVICE) for _ in range(2))
+    slots = torch.tensor([16, -1, 31, 47], device=DEVICE)
+    pools = [torch.full((4, KV.page_elems), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)]
+    for write, pool in zip((triton_norm_rope.kv_write, kv_write_reference), pools, strict=True):
+        write(k[:, KV_HEADS:-KV_HEADS], v[:, :KV_HEADS], KV.view(pool), 1, slots)
+    assert torch.equal(pools[0].nan_to_num(7.0), pools[1].nan_to_num(7.0))
     qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * 20).to(dtype).to(DEVICE)
     gains = [torch.randn(20).to(dtype).to(DEVICE) for _ in range(2)]
     mine, theirs = qkv.clone(), qkv.clone()

@@ -12,7 +12,7 @@ from tenantry_kernels import triton_sample
 
 D = "*bf16"
 POINTERS = dict(
-    x=D, out=D, pool=D, q=D, kv=D, residual=D, weight=D, q_weight=D, k_weight=D, y=D, gate_up=D, qkv=D,
+    x=D, out=D, pool=D, q=D, kv=D, residual=D, weight=D, q_weight=D, k_weight=D, y=D, gate_up=D, qkv=D, k=D, v=D,
     hidden="*fp32", scales="*fp32",
     table="*fp32", chunks="*i32", ranks="*i32", page_tables="*i32", query_starts="*i32", context_lens="*i32",
     parts="*fp32", logits="*fp32", temperatures="*fp32", top_ps="*fp32", min_ps="*fp32",
@@ -30,6 +30,7 @@ CALLS = (
     (triton_sample._sample, dict(BLOCK=2048)),
     (rows._rms_norm, dict(ADD=True, BLOCK=1024)),
     (rows._qk_norm, dict(HEAD_DIM=64, BLOCK=64)),
+    (rows._kv_write, dict(HEAD_DIM=64, BLOCK=64, PAGE=16)),
     (rows._silu_and_mul, dict(BLOCK=1024)),
     (rows._rope_and_kv_write, dict(HEAD_DIM=64, HALF_PADDED=32, PAGE=16)),
 )
@@ -54,4 +55,4 @@ def test_all_kernels_compile(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("True") == 9
+    assert done.stdout.count("True") == 10

@@ -48,10 +48,6 @@ class Round:
                 return None
         return None
 
-    def others_wait(self, tenant: str) -> bool:
-        """Whether a request of another tenant was passed over in this step."""
-        return any(s.tenant != tenant for s in self._passed)
-
     def hold_back(self, tenant: str) -> None:
         """None of the tenant's requests is admitted in this step any more."""
         self._held_back.add(tenant)

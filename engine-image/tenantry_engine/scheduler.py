@@ -156,6 +156,16 @@ class Scheduler:
         """Tokens that the sequences here may still take: prompt not computed, output not made."""
         return sum(s.missing + s.sampling.max_tokens - s.generated for s in self._by_id.values())
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts of all requests that were admitted so far."""
+        return self._kv.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of `prompt_tokens` that the prefix cache had."""
+        return self._kv.cached_tokens
+
     def sequences(self) -> Iterator[Sequence]:
         """All sequences here."""
         return iter(self._by_id.values())
@@ -266,10 +276,7 @@ class Scheduler:
             chosen, line = ready[turn], self._lines[turn]
             if chosen.phase is Phase.PREFILL:
                 return chosen
-            others_wait = admissions.others_wait(turn) or any(
-                s.phase is Phase.WAITING and tenant != turn for tenant, s in ready.items()
-            )
-            if others_wait and not self._within_share(chosen):
+            if self._others_lack_pages(turn) and not self._within_share(chosen):
                 admissions.hold_back(turn)
             elif self._admit(chosen, works):
                 admissions.admitted(chosen, line)
@@ -292,6 +299,7 @@ class Scheduler:
                 return False
         self._lines[sequence.tenant].admit(sequence)
         self._admitted += 1
+        sequence.passed_at, sequence.overtaken = None, 0
         sequence.phase = Phase.PREFILL
         digest = sequence.adapter
         if digest is not None:
@@ -311,6 +319,11 @@ class Scheduler:
 
     def _pages_wanted(self, sequence: Sequence) -> int:
         return self._kv.needs(sequence)[1] + self._adapter_pages(sequence)
+
+    def _others_lack_pages(self, tenant: str) -> bool:
+        """Whether the head of another tenant's line was passed over, in this step or an earlier one."""
+        heads = (line.waiting[0] for line in self._lines.values() if line.waiting)
+        return any(head.tenant != tenant and head.passed_at is not None for head in heads)
 
     def _within_share(self, sequence: Sequence) -> bool:
         line = self._lines[sequence.tenant]

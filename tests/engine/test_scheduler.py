@@ -2,97 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
-from tenantry_engine.pages import PagePool
-from tenantry_engine.scheduler import Event, Scheduler
-from tenantry_engine.sequence import Phase, Sampling, Sequence
-
-
-class Adapters:
-    """Adapters that load when the test says so."""
-
-    def __init__(self, pages: dict[str, int]) -> None:
-        self.pages = pages
-        self.loading: list[str] = []
-        self.loaded: set[str] = set()
-        self.pool: PagePool | None = None
-
-    def pages_needed(self, digest: str) -> int:
-        return self.pages[digest]
-
-    def ready(self, digest: str) -> bool:
-        return digest in self.loaded
-
-    def load(self, digest: str) -> None:
-        assert self.pool is not None
-        self.pool.reserve(0, digest)
-        self.loading.append(digest)
-
-
-class World:
-    def __init__(self, pages: int = 64, slots: int = 4, step_tokens: int = 32, **adapters: int) -> None:
-        self.adapters = Adapters(adapters)
-        self.pool = PagePool(pages, wipe=lambda pages: None)
-        self.pool.evicted = lambda digest: self.adapters.loaded.discard(str(digest))
-        self.adapters.pool = self.pool
-        self.scheduler = Scheduler(
-            self.pool, self.adapters, slots=slots, step_tokens=step_tokens, page_tokens=16
-        )
-        self.ended: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
-        self.served: Counter[str] = Counter()  # tokens scheduled per tenant
-        self._count = 0
-
-    def add(self, tenant: str = "t", prompt: int = 8, output: int = 4, **more: object) -> Sequence:
-        self._count += 1
-        sequence = Sequence(
-            f"s{self._count}",
-            tenant,
-            [0] * prompt,
-            Sampling(max_tokens=output),
-            "m",
-            **more,  # type: ignore[arg-type]
-        )
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> int:
-        """One step; the rows it ran."""
-        works = self.scheduler.plan()
-        assert sum(w.count for w in works) <= 32 or not works
-        assert len({w.sequence for w in works}) == len(works)
-        for work in works:
-            assert work.sequence.phase in (Phase.PREFILL, Phase.DECODE)
-            assert len(work.sequence.pages) * 16 >= work.start + work.count, "a token has no page"
-            self.served[work.sequence.tenant] += work.count
-        self.take(self.scheduler.complete(works, {w.sequence: 1 for w in works if w.samples}))
-        return sum(w.count for w in works)
-
-    def take(self, events: list[Event]) -> None:
-        for event in events:
-            if event.token is not None:
-                self.tokens[event.sequence.id] += 1
-            if event.finish is not None:
-                self.ended[event.sequence.id] += 1
-                self.reasons[event.sequence.id] = event.finish
-
-    def finish_load(self, digest: str) -> None:
-        self.adapters.loading.remove(digest)
-        self.adapters.loaded.add(digest)
-        self.scheduler.adapter_loaded(digest)
-        self.pool.release((), digest)
-
-    def run(self, limit: int = 10_000) -> int:
-        for count in range(limit):
-            for digest in list(self.adapters.loading):
-                self.finish_load(digest)
-            if not self.step() and not self.adapters.loading:
-                return count
-        raise AssertionError("it never ends")
+from schedule_world import World
+from tenantry_engine.sequence import Phase
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
@@ -274,56 +188,3 @@ def test_charges_are_for_uncached_input_and_output_once() -> None:
     world.run()
     assert world.scheduler.preemptions > 0
     assert charged == {"in": 60, "out": 120}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_arrivals_aborts_failures_and_evictions(seed: int) -> None:
-    draw = random.Random(seed)
-    world = World(pages=40, slots=6, **{f"a{i}": draw.randint(1, 8) for i in range(8)})
-    scheduler, now = world.scheduler, 0.0
-    live: list[Sequence] = []
-    idle_steps = 0
-    for _ in range(1500):
-        now += 1
-        for _ in range(draw.choice((0, 0, 1, 2))):
-            if scheduler.waiting < 40:
-                live.append(
-                    world.add(
-                        f"t{draw.randrange(5)}",
-                        prompt=draw.randint(1, 150),
-                        output=draw.randint(1, 60),
-                        adapter=draw.choice((None, *world.adapters.pages)),
-                        cap=draw.randint(1, 4),
-                        weight=draw.randint(1, 3),
-                        bulk=draw.random() < 0.3,
-                        deadline=now + 400 if draw.random() < 0.2 else None,
-                    )
-                )
-        if live and draw.random() < 0.1:
-            event = scheduler.abort(draw.choice(live).id)
-            world.take([event] if event else [])
-        for digest in list(world.adapters.loading):
-            roll = draw.random()
-            if roll < 0.5:
-                world.finish_load(digest)
-            elif roll < 0.55:
-                world.adapters.loading.remove(digest)
-                world.pool.drop(digest)
-                world.take(scheduler.adapter_failed(digest))
-                world.pool.release((), digest)
-        world.take(scheduler.expire(now))
-        rows = world.step()
-        world.pool.check()
-        stuck = not rows and scheduler.running + scheduler.waiting > 0 and not world.adapters.loading
-        idle_steps = idle_steps + 1 if stuck else 0
-        assert idle_steps < 2, "work waits, nothing loads, and no step runs"
-    world.take(scheduler.abort_all("abort"))
-    for digest in list(world.adapters.loading):
-        world.finish_load(digest)
-    world.pool.check()
-    assert world.pool.counts().kv == world.pool.counts().adapter == 0
-    assert set(world.ended.values()) == {1}
-    assert len(world.ended) == len(live)
-    for sequence in live:
-        if world.reasons[sequence.id] == "length":
-            assert world.tokens[sequence.id] == sequence.sampling.max_tokens

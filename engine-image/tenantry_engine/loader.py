@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from tenantry_engine.errors import EngineError
 
 INDEX_FILE = "model.safetensors.index.json"
 WHOLE_FILE = "model.safetensors"
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _MAX_JSON_BYTES = 64 << 20
 _FLOATS = ("BF16", "F16", "F32")
 
@@ -37,10 +39,10 @@ def weight_files(folder: Path) -> list[Path]:
             raise EngineError(f"`weight_map` in {INDEX_FILE} must map tensors to files")
         names = set(where.values()) if all(isinstance(name, str) for name in where.values()) else {""}
         for name in names:
-            if not name.endswith(".safetensors") or name != Path(name).name or name.startswith("."):
+            if not _SHARD.fullmatch(name):
                 raise EngineError(
                     f"`weight_map` in {INDEX_FILE} must name *.safetensors files of the same folder, "
-                    f"not {name[:80]!r}"
+                    f"not {ascii(name[:80])}"
                 )
             if not (folder / name).is_file():
                 raise EngineError(f"`--model` must hold {name}, which {INDEX_FILE} names; it is missing")

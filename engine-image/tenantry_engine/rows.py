@@ -1,6 +1,7 @@
 """What one step runs, as plain numbers on the host.
 
-Rows are sorted by adapter, so that each adapter's rows are one segment. Every rank of a replica gets the same rows; `batch` makes tensors of them.
+Rows are sorted by adapter, so that each adapter's rows are one segment. Every rank of a replica gets the same rows;
+`batch` makes tensors of them.
 """
 
 from __future__ import annotations

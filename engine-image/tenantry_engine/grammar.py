@@ -8,6 +8,7 @@ crosses from the server to the engine, and the engine compiles it off the step p
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +18,7 @@ import llguidance
 import orjson
 
 from tenantry_engine.errors import RequestError
+from tenantry_engine.tokenizer import Tokenizer
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_REGEX_CHARS = 4096
@@ -44,7 +46,10 @@ _JSON: Any = {
 
 def from_schema(schema: dict[str, Any] | bool) -> str:
     """JSON that a schema (draft 2020-12, the parts that llguidance knows) describes. Raises RequestError."""
-    text = orjson.dumps(schema)
+    try:
+        text = orjson.dumps(schema)
+    except TypeError as error:
+        raise RequestError("a JSON schema must be nested less deeply") from error
     if len(text) > MAX_SCHEMA_BYTES:
         raise RequestError(f"a JSON schema must be at most {MAX_SCHEMA_BYTES} bytes, not {len(text)}")
     if b'"x-guidance"' in text:
@@ -105,12 +110,26 @@ class Matching:
         return bool(self._matcher.is_error())
 
 
+class _Vocabulary:
+    """The tokenizer as llguidance asks for it. Given tokenizer.json, it would read special tokens into plain text."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = [tokenizer.token_id(text) for text in tokenizer.special_tokens]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode_middle(text.decode(errors="replace"))
+
+
 class Grammars:
     """Compiles grammars for one tokenizer. `prepare` is called on any thread, `start` on the engine's."""
 
-    def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int, eos: Collection[int]) -> None:
-        """`read_tokenizer` gives the text of tokenizer.json; `vocab_size` is the width of the model's logits."""
-        self._read_tokenizer = read_tokenizer
+    def __init__(self, load: Callable[[], Tokenizer], vocab_size: int, eos: Collection[int]) -> None:
+        """`load` gives the tokenizer, when it is first needed; `vocab_size` is the width of the model's logits."""
+        self._load = load
         self._vocab_size = vocab_size
         self._eos = sorted(eos)
         self._tokenizer: Any = None
@@ -129,7 +148,6 @@ class Grammars:
                 return
             matcher = llguidance.LLMatcher(self._vocabulary(), source, log_level=0, limits=_LIMITS)
             if matcher.is_error():
-                # the last line: what comes before quotes the grammar
                 raise RequestError(
                     f"the grammar must be one that can be served: {_reason(matcher.get_error())}"
                 )
@@ -149,8 +167,11 @@ class Grammars:
     def _vocabulary(self) -> Any:
         if self._tokenizer is None:
             try:
+                words = _Vocabulary(self._load(), self._eos[0] if self._eos else 0)
                 self._tokenizer = llguidance.LLTokenizer(
-                    self._read_tokenizer(), n_vocab=self._vocab_size, eos_token=self._eos or None
+                    llguidance.TokenizerWrapper(words),
+                    n_vocab=max(self._vocab_size, len(words.tokens)),
+                    eos_token=self._eos or None,
                 )
             except (ValueError, TypeError, RuntimeError) as error:
                 raise RequestError(
@@ -162,5 +183,5 @@ class Grammars:
 
 def _reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip() and not set(line) <= set(" |^")]
-    plain = [line for line in lines if not line[:1].isdigit()]
-    return " ".join(plain)[:300] or "it is too complex"
+    plain = " ".join(line for line in lines if not line[:1].isdigit())
+    return re.sub(r"at \d+\(\d+\): ", "", plain)[:300] or "it is too complex"

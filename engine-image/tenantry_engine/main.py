@@ -79,7 +79,7 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
             ready.cancel()
             return 0
         facts = await ready
-        front = Front.make(link, options.model, tokenizer, verifier)
+        front = Front.make(link, options.model, tokenizer, verifier, adapters=options.adapters)
         servers = [
             _Server(_uvicorn(app, options.shutdown_seconds)) for app in (front.serving.app, front.admin.app)
         ]

@@ -74,7 +74,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
     if ranks:
         ranks.allocate(sizes.pages, length)
     grammars = Grammars(
-        (config.model / "tokenizer.json").read_text, model.vocab_size, read_defaults(config.model).eos
+        lambda: Tokenizer(config.model), model.vocab_size, read_defaults(config.model).eos
     )
     runner = Runner(Executor(model, sizes.pages, config.device), Sampler(grammars), ranks)
     log.info(
@@ -130,13 +130,17 @@ class Replica:
     _socket: socket.socket
 
     @classmethod
-    def load(cls, config: EngineConfig, verifier: Verifier | None) -> Replica:
+    def load(
+        cls, config: EngineConfig, verifier: Verifier | None, *, adapters: Path | None = None
+    ) -> Replica:
         """Loads everything; nothing runs yet. Raises EngineError."""
         engine, facts = load_engine(config)
         ours, theirs = socket.socketpair()
         service = Service(engine, facts, theirs, gone=lambda: None)
         engine.ended = lambda reason: service.close()
-        front = Front.make(EngineLink(facts), config.model, Tokenizer(config.model), verifier)
+        front = Front.make(
+            EngineLink(facts), config.model, Tokenizer(config.model), verifier, adapters=adapters
+        )
         return cls(engine, front, service, ours)
 
     @property

@@ -24,6 +24,8 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _TOOL_MARKS = ("<tool_call>", "</tool_call>")
 """Tokens that a reader of tool calls must see in the output, also where a model calls them special."""
 
+_SENTINEL = "\x02"
+
 _WORDS_OF_MODELS = ("<think>", "</think>")
 """Added tokens that a model's own earlier answers hold, and that templates look for in them."""
 
@@ -35,20 +37,19 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise EngineError(f"`--model` must hold a tokenizer.json: {path}")
-        self._tokenizer: Any = HfTokenizer.from_file(str(path))
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        silent = {token["id"] for token in raw["added_tokens"] if token["special"]}
+        for token in raw["added_tokens"]:
+            # `<tool_response>` and its like say who speaks as much as a special token does
+            if _is_tag(token["content"]) and token["content"] not in _WORDS_OF_MODELS:
+                token["special"] = True
+        self._tokenizer: Any = HfTokenizer.from_str(json.dumps(raw))
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are text
         added: Mapping[int, AddedToken] = self._tokenizer.get_added_tokens_decoder()
-        # `<tool_response>` and its like say who speaks as much as a special token does
-        self._special = {
-            token.content: (number, token)
-            for number, token in added.items()
-            if token.special or (_is_tag(token.content) and token.content not in _WORDS_OF_MODELS)
-        }
-        self._silent_ids = frozenset(
-            number for number, token in added.items() if token.special and token.content not in _TOOL_MARKS
-        )
+        self._special = {token.content: (number, token) for number, token in added.items() if token.special}
+        self._silent_ids = frozenset(number for number in silent if added[number].content not in _TOOL_MARKS)
         self._added = {number: token.content for number, token in added.items()}
-        self._byte_level = _uses_byte_level(json.loads(path.read_text(encoding="utf-8")))
+        self._byte_level = _uses_byte_level(raw)
         longest_first = sorted(self._special, key=len, reverse=True)
         self._split = (
             re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if self._special else None
@@ -72,6 +73,18 @@ class Tokenizer:
     def template_source(self) -> str:
         """The chat template that conversations with tools are rendered by; empty when there is none."""
         return self._source
+
+    def encode_middle(self, text: str) -> list[int]:
+        """Text as it is tokenised in the middle of other text; special tokens in it are text."""
+        if self._byte_level:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+        # others put a space before what they think is a beginning
+        ids = self._tokenizer.encode(_SENTINEL + text, add_special_tokens=False).ids
+        for count in range(1, len(ids) + 1):
+            if b"".join(map(self.token_bytes, ids[:count])).endswith(_SENTINEL.encode()):
+                return ids[count:]
+        raise ValueError("the tokenizer does not keep a text as it is")
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for: its part of the text in UTF-8, perhaps not whole characters."""

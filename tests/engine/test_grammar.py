@@ -17,34 +17,41 @@ from tenantry_engine.errors import RequestError
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.sampler import Sampler
 from tenantry_engine.sequence import Sampling, Sequence
-from tokenizers import Tokenizer
+from tenantry_engine.tokenizer import Tokenizer
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import decoders, models, normalizers
 
 VOCAB = 330
 EOS = 2
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     world.make_tokenizer(folder)
-    return folder / "tokenizer.json"
+    return Tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Path) -> Grammars:
-    return Grammars(tokenizer.read_text, VOCAB, [EOS])
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(lambda: tokenizer, VOCAB, [EOS])
 
 
-def write(grammars: Grammars, tokenizer: Path, source: str, seed: int) -> tuple[str, str]:
+def write(grammars: Grammars, tokenizer: Tokenizer, source: str, seed: int) -> tuple[str, str]:
     """What random logits write under a grammar, and why it ended."""
+    tokens, end = write_tokens(grammars, source, seed)
+    return tokenizer.decode(tokens), end
+
+
+def write_tokens(grammars: Grammars, source: str, seed: int, vocab: int = VOCAB) -> tuple[list[int], str]:
     sampler = Sampler(grammars)
     one = Sequence("s", "t", [5], Sampling(temperature=1.0, seed=seed, grammar=source), "base")
     draw = torch.Generator().manual_seed(seed)
     for _ in range(3000):
-        choices = sampler.choose(torch.randn(1, VOCAB, generator=draw), [one])
+        choices = sampler.choose(torch.randn(1, vocab, generator=draw), [one])
         one.tokens.append(choices.tokens[one])
         if one in choices.ends:
-            return Tokenizer.from_file(str(tokenizer)).decode(one.tokens[1:]), choices.ends[one]
+            return one.tokens[1:], choices.ends[one]
     raise AssertionError("the structure never ended")
 
 
@@ -74,7 +81,9 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=[str(i) for i in range(len(SCHEMAS))])
-def test_every_answer_fits_its_schema(grammars: Grammars, tokenizer: Path, schema: dict[str, Any]) -> None:
+def test_every_answer_fits_its_schema(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
     for seed in range(4):
         text, end = write(grammars, tokenizer, grammar.from_schema(schema), seed)
         assert end == "stop"
@@ -82,17 +91,28 @@ def test_every_answer_fits_its_schema(grammars: Grammars, tokenizer: Path, schem
 
 
 @pytest.mark.parametrize("pattern", [r"[0-9]{3}-(foo|bar)", r"é+ß", r"(a|bc)*x", r"\d\w\s", "🐈{2}"])
-def test_every_answer_matches_its_regex(grammars: Grammars, tokenizer: Path, pattern: str) -> None:
+def test_every_answer_matches_its_regex(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
     for seed in range(3):
         text, end = write(grammars, tokenizer, grammar.from_regex(pattern), seed)
         assert end == "stop"
         assert re.fullmatch(pattern, text), (pattern, text)
 
 
-def test_choices_hold_any_text(grammars: Grammars, tokenizer: Path) -> None:
-    choices = ['say "no"', "back\\slash", "line\nbreak", "é🐈", "start: x", "/", "<[5]>"]
-    seen = {write(grammars, tokenizer, grammar.from_choice(choices), seed)[0] for seed in range(40)}
-    assert seen <= set(choices)
+def test_choices_hold_any_text(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    marks = ["<|im_end|>", "a<|im_end|><|im_start|>b"]
+    choices = [
+        *marks,
+        'say "no"',
+        "back\\slash",
+        "line\nbreak",
+        "é🐈",
+        "start: x",
+        "/",
+        "<[5]>",
+    ]
+    seen = {write(grammars, tokenizer, grammar.from_choice(choices), seed) for seed in range(60)}
+    assert seen <= {(choice, "stop") for choice in choices}
+    assert set(marks) & {text for text, _ in seen}, "special tokens in a text are text"
     assert len(seen) > 3
 
 
@@ -122,16 +142,18 @@ def test_what_cannot_be_followed_is_a_400(grammars: Grammars, make: Any) -> None
     assert len(caught.value.message) < 500
 
 
-def test_a_structure_that_outgrows_its_bounds_ends(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_that_outgrows_its_bounds_ends(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = llguidance.LLParserLimits(step_max_items=30, verbose_errors=False)
     monkeypatch.setattr(grammar, "_LIMITS", limits)
-    small = Grammars(tokenizer.read_text, VOCAB, [EOS])
+    small = Grammars(lambda: tokenizer, VOCAB, [EOS])
     source = grammar.from_lark("start: a a a a a a\na: b | b b | b b b\nb: c | c c\nc: /x/ | /x/ /x/")
     _, end = write(small, tokenizer, source, 0)
     assert end == "grammar"
 
 
-def test_tenants_share_no_compiled_grammar(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_share_no_compiled_grammar(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     real = llguidance.LLMatcher
 
@@ -140,7 +162,7 @@ def test_tenants_share_no_compiled_grammar(tokenizer: Path, monkeypatch: pytest.
             compiled.append(arguments[1])
             return real(*arguments, **more)
 
-    grammars = Grammars(tokenizer.read_text, VOCAB, [EOS])
+    grammars = Grammars(lambda: tokenizer, VOCAB, [EOS])
     source = grammar.from_regex("ab")
     monkeypatch.setattr(grammar.llguidance, "LLMatcher", Counted)
     for tenant in ("t", "t", "u", "u"):
@@ -153,12 +175,38 @@ def test_tenants_share_no_compiled_grammar(tokenizer: Path, monkeypatch: pytest.
     assert grammars.start("u", source).read(1) == "grammar", "one that was dropped is compiled again"
 
 
-def test_sequences_of_one_grammar_stand_at_their_own_places(grammars: Grammars, tokenizer: Path) -> None:
+def test_sequences_of_one_grammar_stand_at_their_own_places(grammars: Grammars, tokenizer: Tokenizer) -> None:
     source = grammar.from_choice(["ab", "cd"])
-    encode = Tokenizer.from_file(str(tokenizer)).encode
-    a, d = encode("a").ids[0], encode("d").ids[0]
+    encode = tokenizer.encode
+    a, d = encode("a")[0], encode("d")[0]
     first, second = grammars.start("t", source), grammars.start("t", source)
     assert first.read(a) is None
-    assert second.read(encode("c").ids[0]) is None
+    assert second.read(encode("c")[0]) is None
     assert second.read(d) == "stop"
     assert first.read(d) == "grammar"
+
+
+def test_a_vocabulary_of_pieces_with_bytes_to_fall_back_on(tmp_path: Path) -> None:
+    """SentencePiece's kind, which writes a space before whatever it takes for a beginning."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    for piece in ["\u2581", *'abcdefgh{}[]:,"0123', "\u2581a", "ab", '{"', '"}']:
+        vocab.setdefault(piece, len(vocab))
+    built = HfTokenizer(
+        models.BPE(vocab, [("\u2581", "a"), ("a", "b"), ("{", '"'), ('"', "}")], byte_fallback=True)
+    )
+    built.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    built.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    built.add_special_tokens(["<s>", "</s>"])
+    built.save(str(tmp_path / "tokenizer.json"))
+    pieces = Tokenizer(tmp_path)
+    for text in ("ab é a", '{"a": "</s>"}', " a"):
+        assert b"".join(map(pieces.token_bytes, pieces.encode_middle(text))) == text.encode()
+    grammars = Grammars(lambda: pieces, pieces.vocab_size, [2])
+    for text in ('{"ab": " é a</s>"}', " a"):
+        for seed in range(4):
+            written, _ = write_tokens(grammars, grammar.from_choice([text]), seed, pieces.vocab_size)
+            assert b"".join(map(pieces.token_bytes, written)) == text.encode()

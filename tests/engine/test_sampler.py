@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import engine_world as world
 import pytest
@@ -12,22 +11,22 @@ from tenantry_engine import grammar
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.sampler import Sampler
 from tenantry_engine.sequence import Sampling, Sequence
-from tokenizers import Tokenizer
+from tenantry_engine.tokenizer import Tokenizer
 
 VOCAB = 333  # wider than the tokenizer's vocabulary
 EOS = 2
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     world.make_tokenizer(folder)
-    return folder / "tokenizer.json"
+    return Tokenizer(folder)
 
 
 @pytest.fixture
-def sampler(tokenizer: Path) -> Sampler:
-    return Sampler(Grammars(tokenizer.read_text, VOCAB, [EOS]))
+def sampler(tokenizer: Tokenizer) -> Sampler:
+    return Sampler(Grammars(lambda: tokenizer, VOCAB, [EOS]))
 
 
 def sequence(name: str, prompt: list[int], **sampling: object) -> Sequence:
@@ -152,7 +151,7 @@ def test_a_prompt_is_scored_once_whatever_its_chunks(sampler: Sampler) -> None:
 
 
 def spell(
-    sampler: Sampler, tokenizer: Path, one: Sequence, limit: int = 400, seed: int = 0
+    sampler: Sampler, tokenizer: Tokenizer, one: Sequence, limit: int = 400, seed: int = 0
 ) -> tuple[str, str]:
     """What random logits write under a sequence's grammar, and why it ended."""
     draw = torch.Generator().manual_seed(seed)
@@ -162,12 +161,11 @@ def spell(
         [token] = choices.tokens.values()
         one.tokens.append(token)
         if one in choices.ends:
-            decoder = Tokenizer.from_file(str(tokenizer))
-            return decoder.decode(one.tokens[one.prompt_len :]), choices.ends[one]
+            return tokenizer.decode(one.tokens[one.prompt_len :]), choices.ends[one]
     raise AssertionError("the structure never ended")
 
 
-def test_the_grammar_has_the_last_word(sampler: Sampler, tokenizer: Path) -> None:
+def test_the_grammar_has_the_last_word(sampler: Sampler, tokenizer: Tokenizer) -> None:
     """What a client forbids or demands besides cannot bring a structure to a halt."""
     rule = grammar.from_choice(["abc"])
     every = dict.fromkeys(range(100), -100.0)
@@ -181,7 +179,7 @@ def test_the_grammar_has_the_last_word(sampler: Sampler, tokenizer: Path) -> Non
         assert (text, end) == ("abc", "stop"), name
 
 
-def test_what_goes_with_the_sequence_is_forgotten(sampler: Sampler, tokenizer: Path) -> None:
+def test_what_goes_with_the_sequence_is_forgotten(sampler: Sampler, tokenizer: Tokenizer) -> None:
     one = sequence("a", [5], grammar=grammar.from_choice(["x"]), repetition_penalty=1.2)
     spell(sampler, tokenizer, one)
     assert len(sampler._matching) == len(sampler._seen) == 1

@@ -16,53 +16,12 @@ import httpx
 import openai
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from server_world import Served
 from tenantry.api.identity import Signer
-from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_digest
 from tenantry_engine.identity import FETCHER, GATEWAY, OPERATOR, Verifier
-from tenantry_engine.main import _listen, _Server, _uvicorn
-from tenantry_engine.replica import Replica
 
 SALT = "0" * 64
-
-
-class Served:
-    """A replica on two real ports."""
-
-    def __init__(self, model: Path, data: Path, verifier: Verifier | None, **config: Any) -> None:
-        settings = {"slots": 4, "step_tokens": 64, "lora": LoraConfig(max_rank=32), **config}
-        self.replica = Replica.load(
-            EngineConfig(model, "base", data, dtype=world.torch.float32, **settings), verifier
-        )
-        self.engine = self.replica.engine
-        sockets = [_listen("127.0.0.1", 0) for _ in range(2)]
-        self._servers = [_Server(_uvicorn(app)) for app in (self.replica.serving.app, self.replica.admin.app)]
-        self.url, self.admin_url = (f"http://127.0.0.1:{s.getsockname()[1]}" for s in sockets)
-
-        async def serve() -> None:
-            self.replica.start(asyncio.get_running_loop())
-            await asyncio.gather(*(s.serve([sock]) for s, sock in zip(self._servers, sockets, strict=True)))
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        self._thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.admin = httpx.Client(base_url=self.admin_url, timeout=60)
-        world.wait_for(lambda: all(server.started for server in self._servers))
-
-    def idle(self) -> bool:
-        """Nothing is held for any request."""
-        engine = self.engine
-        counts = engine.call(engine.pool.counts).result(timeout=60)
-        return not engine.scheduler.in_flight and counts.kv == 0 and self.replica.serving.in_flight == 0
-
-    def close(self) -> None:
-        self.http.close()
-        self.admin.close()
-        for server in self._servers:
-            server.should_exit = True
-        self._thread.join(timeout=60)
-        self.engine.stop()
-        self.engine.pool.check()
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,19 @@ class Front:
     admin: Admin
 
     @classmethod
-    def make(cls, link: EngineLink, model: Path, tokenizer: Tokenizer, verifier: Verifier | None) -> Front:
-        """For an engine that is ready. `model` is the folder whose tokenizer it is."""
+    def make(
+        cls,
+        link: EngineLink,
+        model: Path,
+        tokenizer: Tokenizer,
+        verifier: Verifier | None,
+        *,
+        adapters: Path | None = None,
+    ) -> Front:
+        """For an engine that is ready. `model` is the folder whose tokenizer it is, `adapters` that of `--adapters`."""
         metrics = Metrics(link.model_name)
         link.observer = metrics.step
-        serving = Serving(link, tokenizer, read_defaults(model), verifier, metrics)
+        serving = Serving(link, tokenizer, read_defaults(model), verifier, metrics, adapters=adapters)
         return cls(link, serving, Admin(link, verifier, metrics))
 
 

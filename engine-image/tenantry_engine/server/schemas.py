@@ -47,8 +47,11 @@ class FunctionCall(Strict):
     @field_validator("arguments")
     @classmethod
     def _an_object(cls, value: str) -> str:
-        if not isinstance(_json_or_none(value), dict):
+        found = _json_or_none(value)
+        if not isinstance(found, dict):
             raise ValueError("must be the text of a JSON object")
+        if not _is_shallow(found):
+            raise ValueError("must be nested less deeply")
         return value
 
 
@@ -112,6 +115,13 @@ class FunctionBody(Lenient):
     description: Annotated[str, Field(max_length=16 << 10)] = ""
     parameters: dict[str, Any] = {}
     strict: bool = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _shallow(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not _is_shallow(value):
+            raise ValueError("must be nested less deeply")
+        return value
 
 
 class ToolBody(Strict):
@@ -324,6 +334,15 @@ def _is_type_name(part: str) -> bool:
 
 
 _TYPE_NAMES = ("str", "float", "int", "dict", "NamedTool")
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether the encoder, which allows about 250 levels, can write it; whoever walks through it later can as well."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _json_or_none(text: str) -> Any:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import orjson
@@ -46,6 +47,7 @@ from tenantry_engine.server.schemas import (
 from tenantry_engine.server.structure import Constraint, ToolUse, constraint, named, shown_tools, tool_use
 from tenantry_engine.server.text import Choice
 from tenantry_engine.server.tools import Reader, find_format
+from tenantry_engine.server.vllm_lora import LoraEndpoints
 from tenantry_engine.tokenizer import Tokenizer
 
 _LONG_TEXT = 8192
@@ -68,15 +70,19 @@ class Serving:
         defaults: Defaults,
         verifier: Verifier | None,
         metrics: Metrics,
+        *,
+        adapters: Path | None = None,
     ) -> None:
+        """`adapters` is the folder below which vLLM's clients may load adapters (development)."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._verifier = verifier
         self._metrics = metrics
-        self._tool_format = find_format(tokenizer.template_source)
+        self._tool_format = find_format(tokenizer.template_source, tokenizer.special_tokens)
         self._live: dict[str, tuple[Answer, int]] = {}
         engine.listener = self._dispatch
+        lora = LoraEndpoints(engine, adapters, open_to_all=verifier is None)
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", guarded(self._chat), methods=["POST"]),
@@ -84,6 +90,8 @@ class Serving:
                 Route("/v1/models", guarded(self._models), methods=["GET"]),
                 Route("/tokenize", guarded(self._tokenize), methods=["POST"]),
                 Route("/detokenize", guarded(self._detokenize), methods=["POST"]),
+                Route("/v1/load_lora_adapter", guarded(lora.load), methods=["POST"]),
+                Route("/v1/unload_lora_adapter", guarded(lora.unload), methods=["POST"]),
             ]
         )
 
@@ -274,8 +282,12 @@ class Serving:
         headers = {SERVED_HEADER: body.model}
         try:
             digest, uid = (identity.digest, identity.uid) if identity else (None, None)
-            await self._engine.submit(sequences, digest, uid)
+            # the choices of a prompt share its pages: the others come once the first has computed them
+            await self._engine.submit(sequences[:: body.n], digest, uid)
             head = await or_gone(request, flight.next())
+            if body.n > 1:
+                others = [sequence for index, sequence in enumerate(sequences) if index % body.n]
+                await self._engine.submit(others, digest, uid)
             if not body.stream:
                 await or_gone(request, flight.rest())
                 return json_response(answer.whole(), headers=headers)

@@ -52,12 +52,12 @@ class ToolFormat(Protocol):
         """For answers that may call these tools. What calls another is content."""
 
 
-def find_format(template: str) -> ToolFormat | None:
-    """The form that a chat template teaches; None when it is none that we read."""
+def find_format(template: str, marks: Collection[str]) -> ToolFormat | None:
+    """The form that a chat template teaches; None when it is none that we read. `marks`: texts that are tokens."""
     if "tools" not in template:
         return None
     if "<tool_call>" in template:
-        return Hermes()
+        return Hermes(as_tokens=Hermes.begin in marks and Hermes.end in marks)
     if '"parameters"' in template and ("ipython" in template or "python_tag" in template):
         return Llama3()
     return None
@@ -68,18 +68,25 @@ class Hermes:
 
     begin, end = "<tool_call>", "</tool_call>"
 
+    def __init__(self, *, as_tokens: bool) -> None:
+        """`as_tokens`: the marks are tokens of their own, as in Qwen's vocabulary."""
+        self._begin = self.begin if as_tokens else f'"{self.begin}"'
+        self._end = self.end if as_tokens else f'"{self.end}"'
+        self._as_tokens = as_tokens
+
     def rules(self, tools: Sequence[Tool], parallel: bool) -> str:
         more = ' ("\\n" call)*' if parallel else ""
         return (
             f"calls: call{more}\n"
-            + f'call: "{self.begin}\\n" any_call "\\n{self.end}"\n'
+            + f'call: {self._begin} "\\n" any_call "\\n" {self._end}\n'
             + _any_call(tools, "arguments")
         )
 
     def strict_rules(self, tools: Sequence[Tool]) -> str:
+        lazy = "" if self._as_tokens else "[lazy]"
         return (
-            f'start: (head any_call "\\n{self.end}")* TEXT\n'
-            + f'head[lazy]: TEXT "{self.begin}\\n"\n'
+            f'start: (head "\\n" any_call "\\n" {self._end})* TEXT\n'
+            + f"head{lazy}: TEXT {self._begin}\n"
             + "TEXT: /(.|\\n)*/\n"
             + _any_call(tools, "arguments")
         )

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _IDLE_SECONDS = 0.25
+_CHECK_SECONDS = 5.0
 _FAILURES_TO_DIE = 3
 
 
@@ -113,6 +114,7 @@ class Engine:
         self._failures = 0
         self._progress = clock()  # when a step last ended, or nothing was left to do
         self._idle = True
+        self._next_check = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # from other threads
@@ -230,6 +232,9 @@ class Engine:
             if self._events or not self._idle:
                 self._publish()
             self._progress = self._clock()
+            if self._idle and self._progress >= self._next_check:
+                self.pool.check()  # pages that do not add up are a fault that no restart of a step can heal
+                self._next_check = self._progress + _CHECK_SECONDS
             if not stepped:
                 with self._wake:
                     if not self._inbox and not self._stopping:

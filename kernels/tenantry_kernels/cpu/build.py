@@ -23,6 +23,7 @@ from tenantry_kernels.cpu import LIBRARY
 
 _HERE = Path(__file__).parent
 _COMMON = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-ffp-contract=fast")
+_SANITIZE = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _ISAS = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma"),
@@ -37,7 +38,7 @@ def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path
         raise FileNotFoundError(
             "a C++ compiler must be installed (g++, or $CXX): the torch reference serves without"
         )
-    common = (*_COMMON, *(("-g", "-fsanitize=address,undefined") if sanitize else ()))
+    common = (*_COMMON, *(_SANITIZE if sanitize else ()))
     x86 = platform.machine() in {"x86_64", "AMD64"}
     isas = _ISAS if x86 else {"generic": ()}
     torch_dir = Path(torch.__file__).parent

@@ -199,26 +199,23 @@ class Soak:
         tasks = [asyncio.create_task(self.worker()) for _ in range(clients)]
         tasks.append(asyncio.create_task(self.churn()))
         self.samples.clear()
-        began = time.monotonic()
+        soaked = 0.0  # seconds of traffic: those of starts and of quiet points do not count
         kill_at = [KILLS_UNTIL * seconds * (index + 1) / (kills + 1) for index in range(kills)]
         pause = max(2.0, seconds / 60)
-        while (now := time.monotonic() - began) < seconds:
+        while soaked < seconds:
+            until = min(soaked + pause, *kill_at[:1], seconds)
             self.traffic.set()
-            until = min(now + pause, *kill_at[:1], seconds)
-            await asyncio.sleep(max(0.0, until - now))
+            await asyncio.sleep(until - soaked)
+            soaked = until
             for task in tasks:
                 if task.done():
                     task.result()
-            if kill_at and time.monotonic() - began >= kill_at[0]:
-                del kill_at[0]
+            if soaked in kill_at:
+                kill_at.remove(soaked)
                 await self.kill()
             else:
                 await self.quiet()
-            done = sum(self.counts[kind] for kind in ("whole", "n = 2", "stream", "left"))
-            print(
-                f"{time.monotonic() - began:6.0f} s: {done} answers, {dict(self.counts)}, {self.samples[-1:]}",
-                flush=True,
-            )
+            print(f"{soaked:6.0f} s: {dict(self.counts)} {self.samples[-1:]}", flush=True)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,7 @@ from tenantry_kernels.backend import describe
 from tenantry_kernels.compilations import compilations
 from tenantry_kernels.kv_write import kv_write
 from tenantry_kernels.linear import PackedWeight, linear, pack_linear
-from tenantry_kernels.lora import apply_lora
+from tenantry_kernels.lora import apply_lora, linear_lora
 from tenantry_kernels.norm_rope import qk_norm, rms_norm, rope_and_kv_write, rope_table
 from tenantry_kernels.paging import (
     GATE_UP,
@@ -54,6 +54,7 @@ __all__ = [
     "kv_write",
     "layout",
     "linear",
+    "linear_lora",
     "pack_linear",
     "paged_attention",
     "place",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tenantry_kernels import backend
+from tenantry_kernels.linear import PackedWeight, linear
 from tenantry_kernels.segments import BASE, Segments
 
 
@@ -40,6 +41,21 @@ def apply_lora(
 
         return triton_lora.apply_lora(x, out, pool, segments, layer, modules)
     return reference(x, out, pool, segments, layer, modules)
+
+
+def linear_lora(
+    x: Tensor, weight: PackedWeight, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
+) -> Tensor:
+    """`linear(x, weight)` with `apply_lora` upon it; x `[T, in]` -> `[T, out]` of x's dtype.
+
+    One pass on a CPU: base and adapter are summed in fp32 and rounded once, and what is read of B comes while the base
+    is computed. Elsewhere the two follow each other.
+    """
+    if segments.max_rank == 0 or not weight.panels:
+        return apply_lora(x, linear(x, weight), pool, segments, layer, modules)
+    from tenantry_kernels.cpu import ops
+
+    return ops.linear_lora(x, weight, pool, segments, layer, modules)
 
 
 def reference(

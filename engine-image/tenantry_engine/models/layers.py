@@ -11,9 +11,9 @@ from tenantry_kernels import (
     Module,
     PackedWeight,
     VocabularySpans,
-    apply_lora,
     head_lora,
     linear,
+    linear_lora,
     pack_linear,
     paged_attention,
     qk_norm,
@@ -78,17 +78,15 @@ class Attention:
         """h [T, hidden] -> [T, hidden]; writes K and V."""
         part, batch, index = self.part, step.batch, self.index
         head_dim = part.config.head_dim
-        qkv = linear(h, self.qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
-        apply_lora(h, qkv, step.pool, batch.segments, index, QKV)
+        # [T, (heads + 2 * kv_heads) * head_dim]
+        qkv = linear_lora(h, self.qkv, step.pool, batch.segments, index, QKV)
         if self.norms is not None:
             qk_norm(qkv, *self.norms, part.config.eps, part.heads, part.kv_heads, head_dim)
         q = rope_and_kv_write(qkv, batch.positions, step.rope, step.kv, index, batch.slots, part.heads)
         attended = paged_attention(
             q, step.kv, index, batch.page_tables, batch.query_starts, batch.context_lens, head_dim**-0.5
         ).view(-1, part.heads * head_dim)
-        x = linear(attended, self.o)
-        apply_lora(attended, x, step.pool, batch.segments, index, (Module.O,))
-        return step.group.sum(x)
+        return step.group.sum(linear_lora(attended, self.o, step.pool, batch.segments, index, (Module.O,)))
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,10 @@ class Mlp:
 
     def forward(self, h: Tensor, step: Step) -> Tensor:
         """h [T, hidden] -> [T, hidden]."""
-        gate_up = linear(h, self.gate_up)  # [T, 2 * inner]
-        apply_lora(h, gate_up, step.pool, step.batch.segments, self.index, GATE_UP)
+        segments, index = step.batch.segments, self.index
+        gate_up = linear_lora(h, self.gate_up, step.pool, segments, index, GATE_UP)  # [T, 2 * inner]
         inner = silu_and_mul(gate_up)
-        x = linear(inner, self.down)
-        apply_lora(inner, x, step.pool, step.batch.segments, self.index, (Module.DOWN,))
-        return step.group.sum(x)
+        return step.group.sum(linear_lora(inner, self.down, step.pool, segments, index, (Module.DOWN,)))
 
 
 @dataclass(frozen=True)

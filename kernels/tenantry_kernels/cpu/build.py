@@ -1,6 +1,6 @@
 """Builds the extension beside its source: `python -m tenantry_kernels.cpu.build [--sanitize]`.
 
-One object per instruction set and one with the bindings, so that the library runs on any x86-64 (or other) machine and
+One object per instruction set and those with the bindings, so that the library runs on any x86-64 (or other) machine and
 picks its kernels when loaded. Needs a C++ compiler with C++20 (`$CXX`, else g++).
 """
 
@@ -29,6 +29,7 @@ _ISAS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"),
 }
+_BINDINGS = ("sample", "ops")  # the longest last: it is compiled first
 
 
 def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path:
@@ -59,20 +60,23 @@ def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path
         ]
         includes = [f"-isystem{path}" for path in include_paths()]
         only = [] if x86 else ["-DTENANTRY_GENERIC_ONLY"]
-        bindings = [
-            compiler,
-            *common,
-            abi,
-            *only,
-            *includes,
-            "-c",
-            _HERE / "ops.cpp",
-            "-o",
-            f"{folder}/ops.o",
+        commands += [
+            [
+                compiler,
+                *common,
+                abi,
+                *only,
+                *includes,
+                "-c",
+                _HERE / f"{name}.cpp",
+                "-o",
+                f"{folder}/{name}.o",
+            ]
+            for name in _BINDINGS
         ]
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(lambda command: subprocess.run(command, check=True), [bindings, *commands]))
-        objects = [f"{folder}/{name}.o" for name in (*isas, "ops")]
+            list(pool.map(lambda command: subprocess.run(command, check=True), reversed(commands)))
+        objects = [f"{folder}/{name}.o" for name in (*isas, *_BINDINGS)]
         made = target.with_suffix(".tmp")
         subprocess.run(
             [

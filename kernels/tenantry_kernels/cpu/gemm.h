@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vec.h"
 
@@ -28,12 +29,21 @@ void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_beg
   }
 }
 
-// R rows times N panels, all sums in registers.
-template <int R, int N, typename T, typename Out>
-TENANTRY_INLINE void tile(const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
-                          int64_t column) {
+struct NothingAhead {
+  void operator()() {}
+};
+
+// R rows times N panels, all sums in registers. `ahead()` is called now and then: it may ask for memory.
+template <int R, int N, typename T, typename Out, typename Ahead>
+TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, Ahead& ahead) {
+  const float* x = call.x + row * call.x_stride;
+  const T* panels = call.panels + panel * call.in * P;
+  const int64_t x_stride = call.x_stride, in = call.in, column = panel * P;
   V acc[R][N][2] = {};
+  constexpr int64_t kPause = 16;
   for (int64_t k = 0; k < in; ++k) {
+    if constexpr (!std::is_same_v<Ahead, NothingAhead>)
+      if (k % kPause == 0) ahead();
     V w[N][2];
     for (int n = 0; n < N; ++n) load2(panels + (n * in + k) * P, w[n][0], w[n][1]);
     for (int r = 0; r < R; ++r) {
@@ -50,9 +60,9 @@ TENANTRY_INLINE void tile(const float* x, int64_t x_stride, int64_t in, const T*
       store1(sums, acc[r][n][0]);
       store1(sums + W, acc[r][n][1]);
       const int64_t first = column + n * P;
-      const int64_t count = std::min<int64_t>(P, out - first);
-      for (int64_t j = 0; j < count; ++j)
-        from_float(bias ? sums[j] + bias[first + j] : sums[j], y[r * out + first + j]);
+      const int64_t count = std::min<int64_t>(P, call.out - first);
+      Out* y = call.y + (row + r) * call.y_stride + first - call.y_column;
+      for (int64_t j = 0; j < count; ++j) from_float(call.bias ? sums[j] + call.bias[first + j] : sums[j], y[j]);
     }
   }
 }
@@ -72,33 +82,37 @@ constexpr int panels_of() {
   return n;
 }
 
-template <int R, typename T, typename Out>
-void tiles(const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out, int64_t begin,
-           int64_t end) {
+template <int R, typename T, typename Out, typename Ahead>
+void tiles(const Gemm<T, Out>& call, int64_t row, int64_t begin, int64_t end, Ahead& ahead) {
   constexpr int N = panels_of<R, T>();
   int64_t p = begin;
-  for (; p + N <= end; p += N) tile<R, N>(x, x_stride, in, panels + p * in * P, bias, y, out, p * P);
-  for (; p < end; ++p) tile<R, 1>(x, x_stride, in, panels + p * in * P, bias, y, out, p * P);
+  for (; p + N <= end; p += N) tile<R, N>(call, row, p, ahead);
+  for (; p < end; ++p) tile<R, 1>(call, row, p, ahead);
 }
 
-template <int R, typename T, typename Out>
-void tiles_of(int64_t rows, const float* x, int64_t x_stride, int64_t in, const T* panels, const float* bias, Out* y, int64_t out,
-              int64_t begin, int64_t end) {
-  if (rows == R) return tiles<R>(x, x_stride, in, panels, bias, y, out, begin, end);
-  if constexpr (R > 1) tiles_of<R - 1>(rows, x, x_stride, in, panels, bias, y, out, begin, end);
+template <int R, typename T, typename Out, typename Ahead>
+void tiles_of(const Gemm<T, Out>& call, int64_t rows, int64_t row, int64_t begin, int64_t end, Ahead& ahead) {
+  if (rows == R) return tiles<R>(call, row, begin, end, ahead);
+  if constexpr (R > 1) tiles_of<R - 1>(call, rows, row, begin, end, ahead);
 }
 
-template <typename T, typename Out>
-void gemm(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+template <typename T, typename Out, typename Ahead>
+void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
+                Ahead& ahead) {
   const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
   const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
   for (int64_t p = panel_begin; p < panel_end; p += step) {
     for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
       const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;
-      tiles_of<kTileRows>(to - from, call.x + from * call.x_stride, call.x_stride, call.in, call.panels, call.bias,
-                          call.y + from * call.out, call.out, p, p + step);
+      tiles_of<kTileRows>(call, to - from, from, p, p + step, ahead);
     }
   }
+}
+
+template <typename T, typename Out>
+void gemm(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  NothingAhead nothing;
+  gemm_ahead(call, row_begin, row_end, panel_begin, panel_end, nothing);
 }
 
 }  // namespace TENANTRY_ISA

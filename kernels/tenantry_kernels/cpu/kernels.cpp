@@ -1,6 +1,7 @@
 // All kernels for one instruction set: compiled once per set, with TENANTRY_ISA as its name.
 #include "attend.h"
 #include "gemm.h"
+#include "gemm_lora.h"
 #include "lora.h"
 #include "rows.h"
 #include "table.h"
@@ -16,7 +17,8 @@ template <typename T>
 static RowKernels<T> kernels() {
   using namespace TENANTRY_ISA;
   return {rms_norm<T>, qk_norm<T>, silu_and_mul<T>, rope_and_kv_write<T>, shrink<T>, expand<T>,
-          attend<T>,   widen<T>,   gemm<T, T>,      gemm<T, float>,       pack<T>};
+          attend<T>,   widen<T>,   gemm<T, T>,      gemm<T, float>,       gemm_lora<T>,
+          pack<T>};
 }
 
 const Table& TENANTRY_TABLE(TENANTRY_ISA)() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vec.h"
 
@@ -57,58 +58,62 @@ void shrink(const Lora<T>& call, const LoraItem& item) {
   for (; n < item.tokens; ++n) shrink_tokens<1>(call, item, item.token + n);
 }
 
-// N tokens times C pairs of columns, the sums over all ranks in registers.
-template <int N, int C, typename T>
+// N tokens times C pairs of columns from `column` on, the sums over all ranks in registers; `add(n, c, low, high)` takes
+// each pair of sums. `load(b, c, low, high)` reads the pair c of a row.
+template <int N, int C, typename T, typename Load, typename Add>
 TENANTRY_INLINE void expand_tile(const Lora<T>& call, const LoraTask& task, int64_t token, int64_t column,
-                                 int64_t end) {
+                                 const Load& load, const Add& add) {
   V acc[N][C][2] = {};
   const float* hidden = call.hidden + (task.token + token) * call.hidden_stride + task.hidden;
-  const auto sums = [&](auto load) {
-    for (int64_t rank = 0; rank < task.rank; ++rank) {
-      const T* b = call.pool + task.b_rows[rank] + column;
-      V w[C][2];
-      for (int c = 0; c < C; ++c) load(b, c, w[c][0], w[c][1]);
-      for (int n = 0; n < N; ++n) {
-        const V value = splat(hidden[n * call.hidden_stride + rank]);
-        for (int c = 0; c < C; ++c) {
-          acc[n][c][0] += value * w[c][0];
-          acc[n][c][1] += value * w[c][1];
-        }
+  for (int64_t rank = 0; rank < task.rank; ++rank) {
+    const T* b = call.pool + task.b_rows[rank] + column;
+    V w[C][2];
+    for (int c = 0; c < C; ++c) load(b + c * P, w[c][0], w[c][1]);
+    for (int n = 0; n < N; ++n) {
+      const V value = splat(hidden[n * call.hidden_stride + rank]);
+      for (int c = 0; c < C; ++c) {
+        acc[n][c][0] += value * w[c][0];
+        acc[n][c][1] += value * w[c][1];
       }
     }
-  };
-  if (column + C * P <= end) {
-    sums([](const T* b, int c, V& low, V& high) { load2(b + c * P, low, high); });
-  } else {
-    sums([&](const T* b, int c, V& low, V& high) {
-      load2(b + c * P, std::max<int64_t>(0, end - column - c * P), low, high);
-    });
   }
-  for (int n = 0; n < N; ++n) {
-    T* to = call.out + (task.token + token + n) * call.out_stride + task.column + column;
-    for (int c = 0; c < C; ++c) {
-      const int64_t count = end - column - c * P;
-      if (count <= 0) break;
-      V y[2];
-      load2(to + c * P, count, y[0], y[1]);
-      store2(to + c * P, count, y[0] + acc[n][c][0], y[1] + acc[n][c][1]);
-    }
-  }
+  for (int n = 0; n < N; ++n)
+    for (int c = 0; c < C; ++c) add(token + n, column + c * P, acc[n][c][0], acc[n][c][1]);
 }
 
-template <int N, typename T>
-void expand_tokens(const Lora<T>& call, const LoraItem& item, int64_t token) {
-  constexpr int C = N == 1 ? 4 : N == 2 ? 2 : 1;
-  for (int64_t column = item.begin; column < item.end; column += C * P)
-    expand_tile<N, C>(call, *item.task, token, column, item.end);
+// Calls `add(token, column, low, high)` for every pair of columns in [begin, end) of the module and all of `tokens`.
+template <typename T, typename Add>
+TENANTRY_INLINE void expand_block(const Lora<T>& call, const LoraTask& task, int64_t token, int64_t tokens,
+                                  int64_t begin, int64_t end, const Add& add) {
+  const auto whole = [](const T* b, V& low, V& high) { load2(b, low, high); };
+  const auto run = [&](auto n_const, auto c_const) {
+    constexpr int N = decltype(n_const)::value, C = decltype(c_const)::value;
+    for (; tokens >= N; token += N, tokens -= N) {
+      int64_t column = begin;
+      for (; column + C * P <= end; column += C * P) expand_tile<N, C>(call, task, token, column, whole, add);
+      if constexpr (C > 2)
+        for (; column + 2 * P <= end; column += 2 * P) expand_tile<N, 2>(call, task, token, column, whole, add);
+      if constexpr (C > 1)
+        for (; column + P <= end; column += P) expand_tile<N, 1>(call, task, token, column, whole, add);
+      if (const int64_t count = end - column; count > 0)
+        expand_tile<N, 1>(call, task, token, column,
+                          [count](const T* b, V& low, V& high) { load2(b, count, low, high); }, add);
+    }
+  };
+  run(std::integral_constant<int, 6>{}, std::integral_constant<int, 1>{});
+  run(std::integral_constant<int, 2>{}, std::integral_constant<int, 2>{});
+  run(std::integral_constant<int, 1>{}, std::integral_constant<int, 4>{});
 }
 
 template <typename T>
 void expand(const Lora<T>& call, const LoraItem& item) {
-  int64_t n = 0;
-  for (; n + 6 <= item.tokens; n += 6) expand_tokens<6>(call, item, item.token + n);
-  for (; n + 2 <= item.tokens; n += 2) expand_tokens<2>(call, item, item.token + n);
-  for (; n < item.tokens; ++n) expand_tokens<1>(call, item, item.token + n);
+  const LoraTask& task = *item.task;
+  expand_block(call, task, item.token, item.tokens, item.begin, item.end, [&](int64_t token, int64_t column, V low, V high) {
+    T* to = call.out + (task.token + token) * call.out_stride + task.column + column;
+    V y[2];
+    load2(to, item.end - column, y[0], y[1]);
+    store2(to, item.end - column, y[0] + low, y[1] + high);
+  });
 }
 
 }  // namespace TENANTRY_ISA

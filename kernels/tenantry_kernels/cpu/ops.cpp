@@ -99,110 +99,190 @@ at::Tensor pack(const at::Tensor& weight) {
   return panels;
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
-                  bool wide) {
+void check_linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == panels.scalar_type(),
               "`x` must be [tokens, in] with contiguous rows and the weight's dtype");
   TORCH_CHECK(panels.size(1) == x.size(1) && panels.size(2) == table().panel && panels.size(0) * table().panel >= out,
               "`x` must have ", panels.size(1), " columns, not ", x.size(1));
   TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == out && bias->is_contiguous()),
               "`bias` must be float32 [out]");
+}
+
+// x in float: rows are read many times, so bf16 is widened once.
+at::Tensor widened(const at::Tensor& x) {
+  if (x.scalar_type() == at::kFloat) return x;
+  at::Tensor floats = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
+  share(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      kernels<Bf16>().widen(data<const Bf16>(x) + r * x.stride(0), data<float>(floats) + r * x.size(1), x.size(1));
+  });
+  return floats;
+}
+
+// Calls f(row_begin, row_end, panel_begin, panel_end) for all blocks of a product; `group` = panels of one block.
+template <typename F>
+void blocks_of(int64_t rows, int64_t in, int64_t out, int64_t count, int64_t group, const F& f) {
+  constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
+  const int64_t blocks = (rows + kRows - 1) / kRows, groups = (count + group - 1) / group;
+  const int64_t threads = rows * in * out < 100'000 ? 1 : at::get_num_threads();
+  Team::get().run(blocks * groups, threads, [&](int64_t item) {
+    const int64_t block = item / groups, p = item % groups * group;
+    f(rows * block / blocks, rows * (block + 1) / blocks, p, std::min(count, p + group));
+  });
+}
+
+template <typename T, typename Out>
+Gemm<T, Out> product(const at::Tensor& floats, const at::Tensor& panels, int64_t out,
+                     const std::optional<at::Tensor>& bias, at::Tensor& y) {
+  return {data<const float>(floats), floats.stride(0), floats.size(0), floats.size(1), out, data<const T>(panels),
+          bias ? data<const float>(*bias) : nullptr, data<Out>(y), out, 0};
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
+                  bool wide) {
+  check_linear(x, panels, out, bias);
   at::Tensor y = at::empty({x.size(0), out}, wide ? x.options().dtype(at::kFloat) : x.options());
-  const float* offset = bias ? data<const float>(*bias) : nullptr;
   const int64_t rows = x.size(0), in = x.size(1);
   if (rows == 0) return y;
-  at::Tensor floats = x;  // rows are read many times: bf16 is widened once
-  if (x.scalar_type() != at::kFloat) {
-    floats = at::empty({rows, in}, x.options().dtype(at::kFloat));
-    share(rows, in, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        kernels<Bf16>().widen(data<const Bf16>(x) + r * x.stride(0), data<float>(floats) + r * in, in);
-    });
-  }
-  constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
-  const int64_t blocks = (rows + kRows - 1) / kRows, count = panels.size(0);
-  const int64_t group = rows < 8 || rows > 48 ? 4 : 2;  // panels of one item: some 10 microseconds of work
-  const int64_t groups = (count + group - 1) / group;
-  const int64_t threads = rows * in * out < 100'000 ? 1 : at::get_num_threads();
+  const at::Tensor floats = widened(x);
+  const int64_t group = rows < 8 || rows > 48 ? 4 : 2;  // some 10 microseconds of work
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, const auto& call) {
-      Team::get().run(blocks * groups, threads, [&](int64_t item) {
-        const int64_t block = item / groups, p = item % groups * group;
-        kernel(call, rows * block / blocks, rows * (block + 1) / blocks, p, std::min(count, p + group));
-      });
+      blocks_of(rows, in, out, panels.size(0), group,
+                [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
     };
-    const float* from = data<const float>(floats);
-    if (wide) {
-      run(kernels<T>().gemm_wide,
-          Gemm<T, float>{from, floats.stride(0), rows, in, out, data<const T>(panels), offset, data<float>(y)});
-    } else {
-      run(kernels<T>().gemm,
-          Gemm<T, T>{from, floats.stride(0), rows, in, out, data<const T>(panels), offset, data<T>(y)});
-    }
+    if (wide) run(kernels<T>().gemm_wide, product<T, float>(floats, panels, out, bias, y));
+    else run(kernels<T>().gemm, product<T, T>(floats, panels, out, bias, y));
   });
   return y;
+}
+
+// A step's adapters, as segments.py lays them out.
+struct Adapters {
+  const at::Tensor &starts, &adapter, &ranks, &scales, &first, &rows;
+};
+
+// What one call has to do: a task for each segment and module that has a rank.
+struct LoraPlan {
+  std::vector<LoraTask> tasks;
+  int64_t columns = 0;  // of all modules
+  int64_t hidden_stride = 0;
+
+  void make(const Adapters& of, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
+    const int64_t layers = of.ranks.size(1), all = of.ranks.size(2);
+    const int32_t* border = data<const int32_t>(of.starts);
+    const int32_t* slot = data<const int32_t>(of.adapter);
+    tasks.clear();
+    columns = hidden_stride = 0;
+    for (const int64_t m : modules) columns += widths[m];
+    for (int64_t s = 0; s < of.adapter.numel(); ++s) {
+      if (slot[s] < 0) continue;
+      int64_t column = 0, hidden = 0;
+      for (const int64_t m : modules) {
+        const int64_t at = (slot[s] * layers + layer) * all + m;
+        const int64_t rank = data<const int32_t>(of.ranks)[at];
+        if (rank > 0) {
+          const int64_t* a = data<const int64_t>(of.rows) + data<const int64_t>(of.first)[at];
+          tasks.push_back({border[s], border[s + 1] - border[s], rank, data<const float>(of.scales)[at], a, a + rank,
+                           column, widths[m], hidden});
+          hidden += rank;
+        }
+        column += widths[m];
+      }
+      hidden_stride = std::max(hidden_stride, hidden);
+    }
+  }
+};
+
+LoraPlan& lora_plan() {
+  thread_local LoraPlan plan;  // its memory is kept from call to call, of which a step makes some hundred
+  return plan;
+}
+
+// Calls kernel(item) for parts of `unit` of extent(task) and some tokens; other(task) = weights of each.
+template <typename Extent, typename Other, typename F>
+void lora_items(const LoraPlan& plan, int64_t unit, const Extent& extent, const Other& other, const F& kernel) {
+  constexpr int64_t kTokens = 12;
+  constexpr int64_t kRead = 5;  // multiply-adds that take as long as one weight from memory
+  thread_local std::vector<LoraItem> parts;
+  thread_local std::vector<int64_t> cost;
+  parts.clear();
+  cost.clear();
+  for (const LoraTask& task : plan.tasks)
+    for (int64_t token = 0; token < task.tokens; token += kTokens)
+      for (int64_t at = 0; at < extent(task); at += unit) {
+        const int64_t tokens = std::min(kTokens, task.tokens - token), end = std::min(extent(task), at + unit);
+        parts.push_back({&task, token, tokens, at, end});
+        cost.push_back((end - at) * other(task) * (tokens + kRead));
+      }
+  share(parts, cost, kernel);
+}
+
+// The buffer of shrunk values, filled.
+template <typename T>
+Lora<T> shrunk(const LoraPlan& plan, const at::Tensor& x, const at::Tensor& pool) {
+  thread_local std::vector<float> hidden;
+  hidden.resize(std::max(hidden.size(), static_cast<size_t>(x.size(0) * plan.hidden_stride)));
+  const Lora<T> call{data<const T>(x), x.stride(0), x.size(1), nullptr, 0,
+                     data<const T>(pool), hidden.data(), plan.hidden_stride};
+  constexpr int64_t kRanks = 8;
+  lora_items(plan, kRanks, [](const LoraTask& task) { return task.rank; },
+             [&](const LoraTask&) { return x.size(1); },
+             [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
+  return call;
+}
+
+void check_lora(const at::Tensor& x, const at::Tensor& pool) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && pool.is_contiguous(), "`x` and `pool` must have contiguous rows");
+  TORCH_CHECK(x.scalar_type() == pool.scalar_type(), "`x` and `pool` must have one dtype");
 }
 
 void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, const at::Tensor& starts,
                 const at::Tensor& adapter, const at::Tensor& ranks, const at::Tensor& scales, const at::Tensor& first,
                 const at::Tensor& rows, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && out.dim() == 2 && out.stride(1) == 1 && pool.is_contiguous(),
-              "`x`, `out` and `pool` must have contiguous rows");
-  TORCH_CHECK(x.scalar_type() == pool.scalar_type() && out.scalar_type() == pool.scalar_type(),
-              "`x`, `out` and `pool` must have one dtype");
-  const int64_t layers = ranks.size(1), all = ranks.size(2);
-  const int32_t* border = data<const int32_t>(starts);
-  const int32_t* slot = data<const int32_t>(adapter);
-  thread_local std::vector<LoraTask> tasks;  // kept from call to call, as are the lists below: some hundred calls a step
-  tasks.clear();
-  int64_t hidden_stride = 0;
-  for (int64_t s = 0; s < adapter.numel(); ++s) {
-    if (slot[s] < 0) continue;
-    int64_t column = 0, hidden = 0;
-    for (size_t m = 0; m < modules.size(); ++m) {
-      const int64_t at = (slot[s] * layers + layer) * all + modules[m];
-      const int64_t rank = data<const int32_t>(ranks)[at];
-      if (rank > 0) {
-        const int64_t* a = data<const int64_t>(rows) + data<const int64_t>(first)[at];
-        tasks.push_back({border[s], border[s + 1] - border[s], rank, data<const float>(scales)[at], a, a + rank,
-                         column, widths[modules[m]], hidden});
-        hidden += rank;
-      }
-      column += widths[modules[m]];
-    }
-    hidden_stride = std::max(hidden_stride, hidden);
-    TORCH_CHECK(column == out.size(1), "`out` must have ", column, " columns, not ", out.size(1));
-  }
-  if (tasks.empty()) return;
-
-  constexpr int64_t kTokens = 12, kRanks = 8, kColumns = 256;
-  thread_local std::vector<LoraItem> parts;
-  thread_local std::vector<int64_t> cost;  // multiply-adds
-  thread_local std::vector<float> hidden;
-  hidden.resize(std::max(hidden.size(), static_cast<size_t>(x.size(0) * hidden_stride)));
-  const auto each = [&](int64_t unit, auto extent, auto other, const auto& kernel) {
-    parts.clear();
-    cost.clear();
-    for (const LoraTask& task : tasks)
-      for (int64_t token = 0; token < task.tokens; token += kTokens)
-        for (int64_t at = 0; at < extent(task); at += unit) {
-          const int64_t tokens = std::min(kTokens, task.tokens - token), end = std::min(extent(task), at + unit);
-          parts.push_back({&task, token, tokens, at, end});
-          cost.push_back((end - at) * tokens * other(task));
-        }
-    share(parts, cost, kernel);
-  };
-  const auto rank_of = [](const LoraTask& task) { return task.rank; };
-  const auto width_of = [](const LoraTask& task) { return task.width; };
+  check_lora(x, pool);
+  TORCH_CHECK(out.dim() == 2 && out.stride(1) == 1 && out.scalar_type() == x.scalar_type(),
+              "`out` must have contiguous rows and x's dtype");
+  LoraPlan& plan = lora_plan();
+  plan.make({starts, adapter, ranks, scales, first, rows}, layer, modules, widths);
+  TORCH_CHECK(plan.columns == out.size(1), "`out` must have ", plan.columns, " columns, not ", out.size(1));
+  if (plan.tasks.empty()) return;
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
-    const Lora<T> call{data<const T>(x), x.stride(0), x.size(1), data<T>(out), out.stride(0),
-                       data<const T>(pool), hidden.data(), hidden_stride};
-    each(kRanks, rank_of, [&](const LoraTask&) { return x.size(1); },
-         [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
-    each(kColumns, width_of, rank_of, [&](const LoraItem& item) { kernels<T>().expand(call, item); });
+    Lora<T> call = shrunk<T>(plan, x, pool);
+    call.out = data<T>(out);
+    call.out_stride = out.stride(0);
+    constexpr int64_t kColumns = 256;
+    lora_items(plan, kColumns, [](const LoraTask& task) { return task.width; },
+               [](const LoraTask& task) { return task.rank; },
+               [&](const LoraItem& item) { kernels<T>().expand(call, item); });
   });
+}
+
+at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
+                       const at::Tensor& pool, const at::Tensor& starts, const at::Tensor& adapter,
+                       const at::Tensor& ranks, const at::Tensor& scales, const at::Tensor& first,
+                       const at::Tensor& slots, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
+  check_linear(x, panels, out, bias);
+  check_lora(x, pool);
+  LoraPlan& plan = lora_plan();
+  plan.make({starts, adapter, ranks, scales, first, slots}, layer, modules, widths);
+  TORCH_CHECK(plan.columns == out, "the weight must have ", plan.columns, " outputs for these modules, not ", out);
+  at::Tensor y = at::empty({x.size(0), out}, x.options());
+  const int64_t rows = x.size(0), in = x.size(1), count = panels.size(0);
+  if (rows == 0) return y;
+  const at::Tensor floats = widened(x);
+  by_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    const GemmLora<T> call{product<T, T>(floats, panels, out, bias, y), shrunk<T>(plan, x, pool), plan.tasks.data(),
+                           static_cast<int64_t>(plan.tasks.size())};
+    const int64_t group = rows < 8 || rows > 48 || count >= 64 ? 4 : 2;
+    blocks_of(rows, in, out, count, group, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) {
+      kernels<T>().gemm_lora(call, r0, r1, p0, p1, scratch());
+    });
+  });
+  return y;
 }
 
 void paged_attention(const at::Tensor& q, const at::Tensor& kv, int64_t layer, const at::Tensor& page_tables,
@@ -318,6 +398,8 @@ TORCH_LIBRARY(tenantry_cpu, m) {
   m.def("isa() -> str", tenantry::isa);
   m.def("pack(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor panels, int out, Tensor? bias, bool wide) -> Tensor");
+  m.def("linear_lora(Tensor x, Tensor panels, int out, Tensor? bias, Tensor pool, Tensor starts, Tensor adapter, "
+        "Tensor ranks, Tensor scales, Tensor first, Tensor rows, int layer, int[] modules, int[] widths) -> Tensor");
   m.def("apply_lora(Tensor x, Tensor(a!) out, Tensor pool, Tensor starts, Tensor adapter, Tensor ranks, Tensor scales, "
         "Tensor first, Tensor rows, int layer, int[] modules, int[] widths) -> ()");
   m.def("paged_attention(Tensor q, Tensor kv, int layer, Tensor page_tables, Tensor query_starts, "
@@ -332,6 +414,7 @@ TORCH_LIBRARY(tenantry_cpu, m) {
 TORCH_LIBRARY_IMPL(tenantry_cpu, CPU, m) {
   m.impl("pack", tenantry::pack);
   m.impl("linear", tenantry::linear);
+  m.impl("linear_lora", tenantry::linear_lora);
   m.impl("apply_lora", tenantry::apply_lora);
   m.impl("paged_attention", tenantry::paged_attention);
   m.impl("rope_and_kv_write", tenantry::rope_and_kv_write);

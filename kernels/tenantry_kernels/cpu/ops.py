@@ -28,6 +28,17 @@ def linear(x: Tensor, weight: PackedWeight, out_dtype: torch.dtype) -> Tensor:
     return out
 
 
+def linear_lora(
+    x: Tensor, weight: PackedWeight, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
+) -> Tensor:
+    s = segments
+    out: Tensor = _ops.linear_lora(
+        x, weight.data, weight.out_features, weight.bias, pool, s.starts, s.adapter, s.ranks, s.scales, s.first,
+        s.rows, layer, modules, s.shape.out_features,
+    )  # fmt: skip
+    return out
+
+
 def apply_lora(
     x: Tensor, out: Tensor, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
 ) -> Tensor:
@@ -82,3 +93,17 @@ def qk_norm(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, heads: 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     out: Tensor = _ops.silu_and_mul(gate_up)
     return out
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    steps: Tensor,
+) -> Tensor:
+    chosen = torch.empty(logits.shape[0], dtype=torch.int64)
+    _ops.sample(logits, temperature, top_k, top_p, min_p, seeds, steps, chosen)
+    return chosen

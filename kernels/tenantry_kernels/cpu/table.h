@@ -21,7 +21,9 @@ struct Gemm {
   int64_t rows, in, out;
   const T* panels;   // [ceil(out / panel), in, panel]
   const float* bias; // [out] or null
-  Out* y;            // [rows, out], dense
+  Out* y;            // [rows, ...], row stride y_stride
+  int64_t y_stride;
+  int64_t y_column;  // the column that y begins with
 };
 
 // One module of one segment in a LoRA call.
@@ -51,6 +53,15 @@ struct Lora {
   const T* pool;
   float* hidden;             // [tokens, hidden_stride]: scale * x A^T
   int64_t hidden_stride;
+};
+
+// A linear layer and the LoRA of its rows, in one pass over the output.
+template <typename T>
+struct GemmLora {
+  Gemm<T, T> base;
+  Lora<T> lora;              // `hidden` is there already; `x` and `out` are not used
+  const LoraTask* tasks;
+  int64_t count;
 };
 
 template <typename T>
@@ -91,6 +102,8 @@ struct RowKernels {
   void (*gemm)(const Gemm<T, T>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end);
   void (*gemm_wide)(const Gemm<T, float>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                     int64_t panel_end);
+  void (*gemm_lora)(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                    int64_t panel_end, std::vector<float>& scratch);
   void (*pack)(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_begin, int64_t panel_end);
 };
 

@@ -28,7 +28,12 @@ def sample(
     Filters apply in the order top-k, top-p, min-p; equal logits are ordered by id. A row's token depends on that row
     alone, never on its neighbours.
     """
-    if backend.of(logits) == "triton":
+    kind = backend.of(logits)
+    if kind == "cpu":
+        from tenantry_kernels.cpu import ops
+
+        return ops.sample(logits.float(), temperature, top_k, top_p, min_p, seeds, steps)
+    if kind == "triton":
         from tenantry_kernels import triton_sample
 
         return triton_sample.sample(logits, temperature, top_k, top_p, min_p, seeds, steps)

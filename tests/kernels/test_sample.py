@@ -1,7 +1,9 @@
 """Sampling: greedy, the filters, the distribution, and draws that depend on seed and step alone."""
 
+import pytest
 import torch
 from tenantry_kernels import sample, uniform
+from tenantry_kernels.sample import reference
 
 
 def draw(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, steps=None):
@@ -75,7 +77,7 @@ def test_mixed_greedy_and_drawn_rows() -> None:
         torch.ones(64),
         torch.zeros(64),
         torch.arange(64),
-        torch.zeros(64),
+        torch.zeros(64, dtype=torch.int64),
     )
     ids = sample(logits, temperature, *args)
     assert (ids[::2] == 0).all()
@@ -92,3 +94,42 @@ def test_uniform_is_uniform_over_seeds_and_over_steps() -> None:
         assert values.max() < 1
         counts = torch.histc(values.float(), bins=10, min=0, max=1) / 50000
         torch.testing.assert_close(counts, torch.full((10,), 0.1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("vocab", [2, 300, 5000])
+def test_extension_draws_what_the_reference_draws(vocab) -> None:
+    """Every filter alone and together, with equal logits, forbidden tokens, both zeros and greedy rows."""
+    torch.manual_seed(vocab)
+    rows = 420
+    logits = torch.randn(rows, vocab) * 3
+    logits[::3] = logits[::3].round()
+    logits[::7, vocab // 2 :] = float("-inf")
+    logits[5::11, :2] = torch.tensor([-0.0, 0.0])
+    index = torch.arange(rows)
+    call = (
+        logits,
+        torch.tensor([0.0, 1.0, 0.3, 2.0])[index % 4],
+        torch.tensor([0, 1, 3, vocab // 2, vocab, vocab + 5, 7])[index % 7],
+        torch.tensor([1.0, 0.9, 0.5, 0.0, 0.99])[index % 5],
+        torch.tensor([0.0, 0.1, 1.0])[index % 3],
+        index * 77 - 5,
+        index % 13,
+    )
+    got = sample(*call)
+    assert torch.equal(got, reference(*call))
+    for row in (0, 8, 33):  # a row's draw is its own, also as a view with a stride
+        alone = [tensor[row : row + 1] for tensor in call]
+        assert sample(*alone).item() == got[row].item()
+
+
+def test_nan_ends_no_process_and_draws_a_token_of_the_vocabulary() -> None:
+    logits = torch.full((2, 300), float("nan"))
+    logits[1, 5] = 1.0
+    assert all(
+        0 <= token < 300 for token in draw(logits, top_k=3).tolist() + draw(logits, top_p=0.5).tolist()
+    )
+
+
+def test_wrong_columns_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="`seeds` must be"):
+        draw(LOGITS.expand(2, 5), seeds=torch.zeros(3, dtype=torch.int64))

@@ -36,8 +36,8 @@ assert cpu.problem() == ""
 table, starts, lens = (torch.tensor(v, dtype=torch.int32) for v in ([[4]], [0, 1], [3]))
 paged_attention(torch.zeros(1, 1, 16), shape.view(pool), 0, table, starts, lens, 1.0)
 """
-FILES = [str(HERE / f"test_{name}.py") for name in ("lora", "attention", "rows")]
-LEAN = "many_adapters or mixed_batch or nan or qk_norm or silu or rms or rope_rot or linear"
+FILES = [str(HERE / f"test_{name}.py") for name in ("lora", "attention", "rows", "sample")]
+LEAN = "many_adapters or mixed_batch or nan or qk_norm or silu or rms or rope_rot or linear or draws"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Builds the extension beside its source: `python -m tenantry_kernels.cpu.build [--sanitize]`.
 
-One object per instruction set and those with the bindings, so that the library runs on any x86-64 (or other) machine and
+One object per instruction set and those with the bindings: the library runs on any x86-64 (or other) machine and
 picks its kernels when loaded. Needs a C++ compiler with C++20 (`$CXX`, else g++).
 """
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from tenantry_kernels import PagedAdapter, SegmentBuilder, spans_of_rows
+from tenantry_kernels import PAGE_TOKENS, PagedAdapter, SegmentBuilder, spans_of_rows
 from torch import Tensor
 
 from tenantry_engine.batch import Batch, build
+from tenantry_engine.cuda_graphs import CudaRecorder, DecodeGraphs
 from tenantry_engine.models import Model
 from tenantry_engine.rows import Rows
 
@@ -19,12 +20,22 @@ SCORED_ROWS = 64
 class Executor:
     """Every rank has one, and runs the same rows at the same time."""
 
-    def __init__(self, model: Model, pages: int, device: str) -> None:
+    def __init__(self, model: Model, pages: int, device: str, *, positions: int, max_rank: int) -> None:
+        """`positions`: tokens of the longest sequence; `max_rank`: the greatest one of an adapter."""
         self.model = model
         self.device = device
         self.memory = torch.zeros(pages, model.kv_shape.page_elems, dtype=model.dtype, device=device)
         self._kv = model.kv_shape.view(self.memory)
         self._builder = SegmentBuilder(model.lora_shape, device)
+        self._graphs: DecodeGraphs | None = None
+        if self.memory.is_cuda:
+            self._graphs = DecodeGraphs(
+                self._forward,
+                CudaRecorder(),
+                model.lora_shape,
+                max_pages=-(-positions // PAGE_TOKENS),
+                max_rank=max_rank,
+            )
 
     @property
     def page_bytes(self) -> int:
@@ -41,7 +52,11 @@ class Executor:
         """Runs one step. Returns float32 logits `[n, vocab]`: of each scored prompt by `SCORED_ROWS` rows, then of the
         sampled rows. They are made as they are taken, and every rank must take them: each may be a collective."""
         batch = build(rows, paged, self._builder, self.device)
-        return self._logits(rows, batch, self.model.forward(batch, self.memory, self._kv))
+        hidden = self._forward(batch) if self._graphs is None else self._graphs.run(rows, batch)
+        return self._logits(rows, batch, hidden)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self.model.forward(batch, self.memory, self._kv)
 
     @torch.inference_mode()
     def _logits(self, rows: Rows, batch: Batch, hidden: Tensor) -> Iterator[Tensor]:

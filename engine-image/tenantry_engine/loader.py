@@ -42,7 +42,7 @@ def weight_files(folder: Path) -> list[Path]:
             if not _SHARD.fullmatch(name):
                 raise EngineError(
                     f"`weight_map` in {INDEX_FILE} must name *.safetensors files of the same folder, "
-                    f"not {ascii(name[:80])}"
+                    f"not {name[:80]!a}"
                 )
             if not (folder / name).is_file():
                 raise EngineError(f"`--model` must hold {name}, which {INDEX_FILE} names; it is missing")

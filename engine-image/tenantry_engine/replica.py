@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from tenantry_engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+_PROGRESS_SECONDS = 3.0
+
 
 def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
     """Loads the model and says what it does; the engine does not run yet. Raises EngineError."""
@@ -45,7 +48,8 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
     if config.model_digest not in (None, digest):
         raise EngineError(f"`--model-digest` must be the folder's digest {digest}, not {config.model_digest}")
     ranks = Ranks(config) if config.tensor_parallel_size > 1 else None
-    with Weights(config.model, config.dtype, config.device) as weights:
+    log.info("weights: digest of %s after %.1f s; reading", config.model_name, time.monotonic() - started)
+    with Weights(config.model, config.dtype, config.device, _progress()) as weights:
         model = load_model(weights, ranks.join() if ranks else SOLO)
     length = config.max_model_len or model.max_positions
     if not 1 < length <= model.max_positions:
@@ -73,10 +77,15 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
     )
     if ranks:
         ranks.allocate(sizes.pages, length)
-    grammars = Grammars(
-        lambda: Tokenizer(config.model), model.vocab_size, read_defaults(config.model).eos
+    grammars = Grammars(lambda: Tokenizer(config.model), model.vocab_size, read_defaults(config.model).eos)
+    executor = Executor(
+        model,
+        sizes.pages,
+        config.device,
+        positions=length,
+        max_rank=config.lora.max_rank if config.lora else 1,
     )
-    runner = Runner(Executor(model, sizes.pages, config.device), Sampler(grammars), ranks)
+    runner = Runner(executor, Sampler(grammars), ranks)
     log.info(
         "pages: %d of %d KiB (%.2f GiB); a sequence of %d tokens takes %d, the largest adapter %d",
         sizes.pages, page_bytes >> 10, sizes.pages * page_bytes / (1 << 30), length, sizes.sequence_pages - 1,
@@ -96,6 +105,20 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_adapter_bytes=lora.max_bytes if lora else 0,
     )
     return Engine(config, runner, sizes, length, digest), facts
+
+
+def _progress() -> Callable[[float], None]:
+    """Says every few seconds which share of the weights has been read."""
+    said = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _PROGRESS_SECONDS:
+            said = now
+            log.info("weights: %.0f %% read", 100 * share)
+
+    return tell
 
 
 def register_folder(engine: Engine, folder: Path) -> None:

@@ -27,7 +27,7 @@ def logits_in_pieces(folder: Path, dtype: torch.dtype, prompts: list[list[int]],
     with Weights(folder, dtype) as weights:
         model = load_model(weights)
     model.prepare(64)
-    executor = Executor(model, 4 * len(prompts) + 1, "cpu")
+    executor = Executor(model, 4 * len(prompts) + 1, "cpu", positions=64, max_rank=1)
     found: list[list[Tensor]] = [[] for _ in prompts]
     for begin in range(0, max(map(len, prompts)), piece):
         rows, whose = Rows([], [], [], [], [0], [], [], [], []), []

@@ -115,7 +115,9 @@ class _Follower:
         allocate = self._inbox.get()
         assert isinstance(allocate, Allocate), "the second message must be Allocate"
         model.prepare(allocate.positions)
-        executor = Executor(model, allocate.pages, begin.device)
+        executor = Executor(
+            model, allocate.pages, begin.device, positions=allocate.positions, max_rank=begin.max_rank
+        )
         store = BlobStore(Path(begin.data_dir))
         loader = PageLoader(store, executor.memory, begin.host_bytes, model.part.cut_lora)
         base = _base(model, allocate.pages, Path(begin.model))

@@ -1,4 +1,4 @@
-"""Random traffic on a simulated clock: pages add up, each request ends once, nobody starves, tenants share as VTC says."""
+"""Random traffic on a simulated clock: pages add up, requests end once, nobody starves, tenants share as VTC says."""
 
 from __future__ import annotations
 

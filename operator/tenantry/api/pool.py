@@ -154,10 +154,22 @@ class Lora(Model):
     max_registered: Annotated[int, Field(ge=1, le=10_000)] = 2000
     """Adapters that one replica may know."""
     target_modules: Annotated[
-        list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
-        Field(min_length=1, max_length=7, json_schema_extra=SET),
+        list[
+            Literal[
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "o_proj",
+                "gate_proj",
+                "up_proj",
+                "down_proj",
+                "embed_tokens",
+                "lm_head",
+            ]
+        ],
+        Field(min_length=1, max_length=9, json_schema_extra=SET),
     ] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    """Projections that adapters may change."""
+    """Modules that adapters may change: the projections, and, where they are named here, embeddings and head."""
 
 
 class LaneName(StrEnum):

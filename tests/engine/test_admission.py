@@ -1,0 +1,98 @@
+"""Who is admitted, who may overtake whom and how often, and who gives way to whom."""
+
+from __future__ import annotations
+
+from schedule_world import World
+from tenantry_engine.admission import LOADS, OVERTAKERS
+from tenantry_engine.preemption import LIMIT
+from tenantry_engine.sequence import Phase
+
+
+def test_bulk_gives_its_slot_and_its_pages_to_fast() -> None:
+    for pages in (100, 9):
+        world = World(pages=pages, slots=2)
+        bulk = [world.add("b", prompt=20, output=40, bulk=True) for _ in range(2)]
+        while not all(s.phase is Phase.DECODE for s in bulk):
+            world.step()
+        fast = world.add("f", prompt=40, output=8)
+        world.step()
+        assert fast.phase is not Phase.WAITING
+        assert [s.phase for s in bulk] == [Phase.DECODE, Phase.WAITING], "the youngest gives way"
+        world.run()
+        assert set(world.reasons.values()) == {"length"}
+
+
+def test_bulk_does_not_give_way_for_ever() -> None:
+    world = World(slots=1)
+    bulk = world.add("b", output=30, bulk=True)
+    for _ in range(200):
+        world.add("f", output=2)
+        world.step()
+        if world.ended[bulk.id]:
+            break
+    assert world.ended[bulk.id]
+    assert bulk.preempted == LIMIT
+
+
+def test_a_tenant_above_its_share_gives_pages_to_one_within_its_own() -> None:
+    world = World(pages=24, slots=12)
+    flood = [world.add("flood", prompt=30, output=60) for _ in range(8)]
+    for _ in range(12):
+        world.step()
+    assert world.pool.available < 4
+    quiet = world.add("quiet", prompt=50, output=10)
+    world.step()
+    assert quiet.phase is not Phase.WAITING
+    assert any(s.preempted for s in flood)
+    assert not flood[0].preempted, "the youngest gives way"
+    before = world.scheduler.preemptions
+    while not world.ended[quiet.id]:
+        world.step()
+    assert world.scheduler.preemptions <= before + 1, "the two do not take turns at it"
+
+
+def test_a_tenant_may_not_exceed_its_share_while_another_lacks_pages() -> None:
+    world = World(pages=20, slots=12)
+    for _ in range(3):
+        world.add("large", prompt=80, output=2, weight=3)
+    for _ in range(12):
+        world.add("flood", prompt=20, output=30)
+    for _ in range(40):
+        world.step()
+        lines = world.scheduler._lines
+        if len(lines) < 2 or not lines["large"].waiting:
+            continue
+        if lines["large"].waiting[0].passed_at is not None and len(lines["flood"].admitted) > 1:
+            assert lines["flood"].footprint(world.pool) <= 20 / 4 + 3
+    world.run()
+    world.check_empty()
+
+
+def test_requests_for_other_adapters_pass_by_while_as_many_as_may_be_are_loaded() -> None:
+    names = {f"a{i}": 1 for i in range(LOADS + 1)}
+    world = World(slots=LOADS + 4, pages=200, **names)
+    cold = [world.add(adapter=name, output=3) for name in names]
+    others = [world.add(output=2) for _ in range(3 * OVERTAKERS)]
+    for _ in range(40):
+        world.step()
+    assert len(world.adapters.loading) == LOADS
+    last = cold[-1]
+    assert last.phase is Phase.WAITING
+    assert sum(world.ended[s.id] for s in others) == OVERTAKERS, "then the line waits"
+    world.finish_load("a0")
+    world.step()
+    assert last.phase is Phase.LOADING, "what comes free is its own"
+    world.run()
+    world.check_empty()
+
+
+def test_a_tenants_line_does_not_wait_for_the_loads_of_another() -> None:
+    names = {f"a{i}": 1 for i in range(LOADS + 1)}
+    world = World(slots=16, pages=200, **names)
+    for name in names:
+        world.add("cold", adapter=name)
+    for _ in range(3 * OVERTAKERS):
+        world.add("warm", output=2)
+    for _ in range(40):
+        world.step()
+    assert sum(world.ended[s.id] for s in world.sequences if s.tenant == "warm") == 3 * OVERTAKERS

@@ -38,8 +38,11 @@ class Tokenizer:
         if not path.is_file():
             raise EngineError(f"`--model` must hold a tokenizer.json: {path}")
         raw = json.loads(path.read_text(encoding="utf-8"))
-        silent = {token["id"] for token in raw["added_tokens"] if token["special"]}
-        for token in raw["added_tokens"]:
+        listed = raw.get("added_tokens") or []
+        self._silent_ids = frozenset(
+            token["id"] for token in listed if token["special"] and token["content"] not in _TOOL_MARKS
+        )
+        for token in listed:
             # `<tool_response>` and its like say who speaks as much as a special token does
             if _is_tag(token["content"]) and token["content"] not in _WORDS_OF_MODELS:
                 token["special"] = True
@@ -47,7 +50,6 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are text
         added: Mapping[int, AddedToken] = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: (number, token) for number, token in added.items() if token.special}
-        self._silent_ids = frozenset(number for number in silent if added[number].content not in _TOOL_MARKS)
         self._added = {number: token.content for number, token in added.items()}
         self._byte_level = _uses_byte_level(raw)
         longest_first = sorted(self._special, key=len, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -215,7 +216,7 @@ def test_a_strict_tool_holds_calls_to_its_schema(server: Served) -> None:
     mark = server.replica.serving._tokenizer.token_id("<tool_call>")
     for seed in range(3):
         answer = post(
-            server, tools=strict, temperature=1, seed=seed, logit_bias={str(mark): 30}, max_tokens=60
+            server, tools=strict, temperature=1, seed=seed, logit_bias={str(mark): 30}, max_tokens=250
         ).json()
         calls = answer["choices"][0]["message"].get("tool_calls", [])
         assert calls, answer
@@ -483,3 +484,33 @@ def test_refusals_name_the_field(server: Served, change: dict[str, Any], param: 
 def test_refusals_of_completions(server: Served, change: dict[str, Any], param: str) -> None:
     answer = post(server, "/v1/completions", **{"prompt": "x", **change})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_no_body_makes_a_500(server: Served) -> None:
+    """Fields of the right names with values of any kind: served or refused, never failed."""
+    draw = random.Random(11)
+    values: list[Any] = [
+        None, True, False, 0, 1, -1, 1e308, 3.5, 2**63, "", "x", "\x00", "😀", "<|im_end|>",
+        [], [[]], [1], ["x"], [None], {}, {"type": "json_object"}, {"type": []}, {"a": {"b": []}}, {"7": 5},
+        {"regex": "a*"}, {"json": {}}, {"choice": ["\n"]}, [{"role": "user", "content": "x"}],
+        [{"role": "assistant", "content": None, "tool_calls": []}], TOOLS, DEEP,
+    ]  # fmt: skip
+    fields = [
+        "messages", "prompt", "tools", "tool_choice", "response_format", "structured_outputs", "logit_bias",
+        "stop", "n", "seed", "temperature", "top_p", "top_k", "min_p", "logprobs", "top_logprobs", "echo",
+        "max_tokens", "min_tokens", "stop_token_ids", "repetition_penalty", "presence_penalty",
+        "stream_options", "parallel_tool_calls", "user",
+    ]  # fmt: skip
+    seen = set()
+    for _ in range(250):
+        chat = draw.random() < 0.6
+        base: dict[str, Any] = {"messages": USER} if chat else {"prompt": "x"}
+        body = {**base, "model": "base", "max_tokens": 2, "temperature": 0}
+        body |= {draw.choice(fields): draw.choice(values) for _ in range(draw.randint(1, 2))}
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        answer = server.http.post(path, json=body)
+        seen.add(answer.status_code)
+        assert answer.status_code in (200, 400), (body, answer.text)
+        if answer.status_code == 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert seen == {200, 400}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 
 import engine_world as world
 import pytest
+from server_world import TOOL_TEMPLATE
 from tenantry_engine.errors import RequestError
 from tenantry_engine.server.text import StopScanner
 from tenantry_engine.tokenizer import TextStream, Tokenizer
@@ -119,3 +122,67 @@ def test_stop_strings_over_any_border() -> None:
     assert scanner.push("RY") == ("STORY", False)
     assert scanner.push("ST") == ("", False)
     assert scanner.finish() == "ST"
+
+
+def test_no_field_of_a_conversation_with_tools_emits_a_special_token(smollm2: Path, tmp_path: Path) -> None:
+    """Every special token of the model, in content, names, arguments, results and schemas, keys and values."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2 / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    tokenizer = Tokenizer(tmp_path)
+    special = {tokenizer.token_id(text) for text in tokenizer.special_tokens}
+
+    def render(text: str) -> list[int]:
+        function = {"name": text, "arguments": {text: [text, {text: 1}]}}
+        messages = [
+            {"role": "user", "content": text, "name": text},
+            {"role": "assistant", "content": text, "tool_calls": [{"id": text, "function": function}]},
+            {"role": "tool", "content": f"{text}{text}", "tool_call_id": text},
+        ]
+        parameters = {"properties": {text: {"description": text, "enum": [text]}}}
+        tools = [
+            {"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}
+        ]
+        return tokenizer.encode_chat(messages, tools)
+
+    plain = [token for token in render("plain") if token in special]
+    assert len(plain) == 9
+    for text in tokenizer.special_tokens:
+        for content in (text, f"a{text}b", f"{text[:4]}{text}{text[4:]}", text[:-1], text[1:], '"' + text):
+            ids = render(content)
+            assert [token for token in ids if token in special] == plain, content
+            assert json.dumps(content, ensure_ascii=False)[1:-1] in tokenizer.decode(ids)
+
+
+def test_bytes_of_tokens_are_the_bytes_of_their_text(smollm2: Path, tokenizer: Tokenizer) -> None:
+    text = "naïve 🐈‍⬛ 漢字 العربية \x00\x7f\xa0\xad \t\n<|im_end|>  end"
+    for one in (Tokenizer(smollm2), tokenizer):
+        ids = one.encode_middle(text)
+        assert b"".join(map(one.token_bytes, ids)) == text.encode()
+        assert one.token_bytes(one.token_id("<|im_end|>") or 0) == b"<|im_end|>"
+        assert one.token_bytes(1 << 30) == b""
+
+
+def test_the_stop_string_that_is_complete_first_counts() -> None:
+    """Against a reader of single characters, for random texts, stops and cuts."""
+    draw = random.Random(5)
+
+    def slowly(text: str, stops: list[str], include: bool) -> str:
+        for end in range(1, len(text) + 1):
+            found = [stop for stop in stops if text[:end].endswith(stop)]
+            if found:
+                return text[:end] if include else text[: end - max(map(len, found))]
+        return text
+
+    for _ in range(2000):
+        text = "".join(draw.choice("ab🐈\n") for _ in range(draw.randint(0, 12)))
+        stops = ["".join(draw.choice("ab🐈\n") for _ in range(draw.randint(1, 4))) for _ in range(3)]
+        include = draw.random() < 0.5
+        scanner, out, at, stopped = StopScanner(stops, include), "", 0, False
+        while at < len(text) and not stopped:
+            size = draw.randint(1, 4)
+            piece, stopped = scanner.push(text[at : at + size])
+            out += piece
+            at += size
+        out += "" if stopped else scanner.finish()
+        assert out == slowly(text, stops, include), (text, stops, include)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import uuid
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,31 +28,25 @@ from tenantry_engine.server.http import (
     read_body,
 )
 from tenantry_engine.server.metrics import Metrics
+from tenantry_engine.server.prompts import Prompts
 from tenantry_engine.server.sampling import Defaults, form_of, reseeded, sampling_of
 from tenantry_engine.server.schemas import (
+    MAX_SEQUENCES,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     Generation,
-    Message,
     TokenizeBody,
-    ToolBody,
     parse,
 )
-from tenantry_engine.server.structure import Constraint, ToolUse, constraint, named, shown_tools, tool_use
+from tenantry_engine.server.structure import Constraint, ToolUse, constraint, named, tool_use
 from tenantry_engine.server.text import Choice
 from tenantry_engine.server.tools import Reader, find_format
 from tenantry_engine.server.vllm_lora import LoraEndpoints
 from tenantry_engine.tokenizer import Tokenizer
 
-_LONG_TEXT = 8192
-"""Characters beyond which a prompt is tokenised in a thread, so that other answers flow on."""
-
-
 _DEVELOPER = "dev"
 """The one tenant of `--dev-open`."""
-
-T = TypeVar("T")
 
 
 class Serving:
@@ -79,6 +68,7 @@ class Serving:
         self._defaults = defaults
         self._verifier = verifier
         self._metrics = metrics
+        self._prompts = Prompts(tokenizer)
         self._tool_format = find_format(tokenizer.template_source, tokenizer.special_tokens)
         self._live: dict[str, tuple[Answer, int]] = {}
         engine.listener = self._dispatch
@@ -115,7 +105,7 @@ class Serving:
         self._check_model(identity, body.model)
         use = tool_use(body, self._tool_format)
         rule = constraint(body, use)
-        tokens = await self._encode_chat(body.messages, body.tools if body.tool_choice != "none" else [])
+        tokens = await self._prompts.chat(body.messages, body.tools if body.tool_choice != "none" else [])
         room = self._engine.max_model_len - len(tokens)
         asked = body.max_completion_tokens or body.max_tokens
         return await self._generate(
@@ -127,15 +117,7 @@ class Serving:
         identity = self._identify(request, raw)
         body = parse(CompletionBody, raw)
         self._check_model(identity, body.model)
-        prompts = []
-        for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
-            if isinstance(prompt, str):
-                prompts.append(await self._threaded(len(prompt), partial(self._tokenizer.encode, prompt)))
-        if isinstance(body.prompt, list) and isinstance(body.prompt[0], int):
-            prompts = [[int(token) for token in body.prompt]]
-        for tokens in prompts:
-            if not tokens or max(tokens) >= self._tokenizer.vocab_size:
-                raise RequestError("`prompt` must be at least one token of the vocabulary", param="prompt")
+        prompts = await self._prompts.texts(body.prompt)
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         if max_tokens == 0 and not body.echo:
             raise RequestError(
@@ -174,9 +156,9 @@ class Serving:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("`prompt` or `messages` must be given, not both", param="prompt")
         if body.prompt is not None:
-            tokens = await self._threaded(len(body.prompt), partial(self._tokenizer.encode, body.prompt))
+            tokens = await self._prompts.text(body.prompt)
         else:
-            tokens = await self._encode_chat(body.messages or [], body.tools)
+            tokens = await self._prompts.chat(body.messages or [], body.tools)
         return json_response(
             {"count": len(tokens), "tokens": tokens, "max_model_len": self._engine.max_model_len},
             headers={SERVED_HEADER: body.model},
@@ -187,32 +169,10 @@ class Serving:
         identity = self._identify(request, raw)
         body = parse(DetokenizeBody, raw)
         self._check_model(identity, body.model)
-        if body.tokens and max(body.tokens) >= self._tokenizer.vocab_size:
-            raise RequestError(
-                f"`tokens` must be of the vocabulary, 0 to {self._tokenizer.vocab_size - 1}", param="tokens"
-            )
-        text = await self._threaded(len(body.tokens), partial(self._tokenizer.decode, body.tokens))
+        text = await self._prompts.decode(body.tokens)
         return json_response({"prompt": text}, headers={SERVED_HEADER: body.model})
 
     # inside
-
-    async def _encode_chat(self, messages: Rows[Message], tools: Rows[ToolBody]) -> list[int]:
-        source = self._tokenizer.template_source
-        for param, used, word in (
-            ("tools", bool(tools), "tools"),
-            ("messages", any(m.tool_calls for m in messages), "tool_calls"),
-            ("messages", any(m.role == "tool" for m in messages), "tool"),
-        ):
-            if used and word not in source:
-                raise RequestError(
-                    f"`{param}` must hold no {word}: this model's chat template knows none",
-                    code="unsupported_parameter",
-                    param=param,
-                )
-        shown = shown_tools(tools)
-        size = sum(message.size for message in messages) + (len(orjson.dumps(shown)) if shown else 0)
-        plain = [message.plain() for message in messages]
-        return await self._threaded(size, partial(self._tokenizer.encode_chat, plain, shown))
 
     @staticmethod
     def _readers(use: ToolUse | None) -> Callable[[], Reader | None]:
@@ -238,10 +198,6 @@ class Serving:
                 status=401, code="invalid_identity", param="model",
             )  # fmt: skip
 
-    @staticmethod
-    async def _threaded(size: int, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work) if size > _LONG_TEXT else work()
-
     async def _generate(
         self,
         request: Request,
@@ -255,8 +211,12 @@ class Serving:
     ) -> Response:
         chat = isinstance(body, ChatBody)
         limit = self._engine.max_model_len
+        if len(prompts) * body.n > MAX_SEQUENCES:
+            raise RequestError(
+                f"`n` must be at most {MAX_SEQUENCES // len(prompts)} for {len(prompts)} prompts", param="n"
+            )
         for tokens in prompts:
-            if len(tokens) + max_tokens > limit:
+            if len(tokens) + max(1, max_tokens) > limit:
                 raise RequestError(
                     f"the prompt's {len(tokens)} tokens and `max_tokens` {max_tokens} must together be at most {limit}",
                     code="context_length_exceeded",

@@ -11,15 +11,14 @@ import orjson
 
 from tenantry_engine import grammar
 from tenantry_engine.errors import RequestError
-from tenantry_engine.server.schemas import (
-    ChatBody,
-    Generation,
+from tenantry_engine.server.conversation import (
     NamedTool,
     ObjectFormat,
     SchemaFormat,
     StructuredOutputs,
     ToolBody,
 )
+from tenantry_engine.server.schemas import ChatBody, Generation
 from tenantry_engine.server.tools import Tool, ToolFormat
 
 MAX_TOOL_BYTES = 256 << 10

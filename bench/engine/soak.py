@@ -106,7 +106,7 @@ class Soak:
     def fault(self, text: str) -> None:
         """Something that must not be."""
         self.faults.append(text)
-        print(f"FAULT {text[:300]}", file=sys.stderr, flush=True)
+        print(f"FAULT {text[:4000]}", file=sys.stderr, flush=True)
 
     async def record(self) -> None:
         """Every answer alone."""
@@ -210,6 +210,10 @@ class Soak:
             for task in tasks:
                 if task.done():
                     task.result()
+            if self.replica.ended:
+                self.up = False
+                self.fault(f"the replica ended by itself:\n{self.replica.last_words()}")
+                break
             if soaked in kill_at:
                 kill_at.remove(soaked)
                 await self.kill()

@@ -101,6 +101,7 @@ class SoakReplica:
             "--dtype", self._dtype, "--slots", str(SLOTS), "--step-tokens", "64", "--max-model-len", str(MAX_LENGTH),
             "--pool-bytes", str(self._pool_bytes), "--max-rank", "8", "--target-modules", "q_proj,v_proj",
         ]  # fmt: skip
+        self.life += 1
         with (self._folder / f"replica-{self.life}.log").open("w") as log:
             self._process = subprocess.Popen(command, stderr=log)  # noqa: ASYNC220 - nothing else runs yet
         self._serving, self._admin = (
@@ -112,7 +113,7 @@ class SoakReplica:
         async with asyncio.timeout(_START_SECONDS):
             while True:
                 if self._process.poll() is not None:
-                    raise RuntimeError(self._log())
+                    raise RuntimeError(self.last_words())
                 try:
                     if (await self._admin.get("/readyz")).status_code == 200:
                         break
@@ -122,7 +123,6 @@ class SoakReplica:
         http = psutil.Process(self._process.pid)
         [engine] = http.children()
         self._processes = {"http": http, "engine": engine}
-        self.life += 1
 
     async def kill(self, victim: str) -> list[int]:
         """SIGKILL to `http` or `engine`; ids of the processes that were left after a while."""
@@ -151,8 +151,15 @@ class SoakReplica:
         await self._serving.aclose()
         await self._admin.aclose()
 
-    def _log(self) -> str:
-        return (self._folder / f"replica-{self.life}.log").read_text()
+    @property
+    def ended(self) -> bool:
+        """Whether the replica is no longer there."""
+        return self._process is not None and self._process.poll() is not None
+
+    def last_words(self) -> str:
+        """The end of the replica's log."""
+        lines = (self._folder / f"replica-{self.life}.log").read_text().splitlines()
+        return "\n".join(lines[-30:])
 
     # admin port
 
@@ -204,7 +211,7 @@ class SoakReplica:
         """A greedy answer with its scores. Raises HTTPStatusError whose first argument is the error's code."""
         answer = await self._serving.post("/v1/completions", json=_body(model, prompt, count) | {"n": n})
         if answer.status_code != 200:
-            raise _refusal(answer, answer.json()["error"]["code"])
+            raise _refusal(answer)
         return answer
 
     async def stream(
@@ -217,7 +224,7 @@ class SoakReplica:
         async with self._serving.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 await answer.aread()
-                raise _refusal(answer, answer.json()["error"]["code"])
+                raise _refusal(answer)
             ended = False
             async for line in answer.aiter_lines():
                 if leave is not None and len(tokens) >= leave:
@@ -248,8 +255,13 @@ def _body(model: str, prompt: list[int], count: int) -> dict[str, Any]:
     }
 
 
-def _refusal(answer: httpx.Response, code: str) -> httpx.HTTPStatusError:
-    return httpx.HTTPStatusError(code, request=answer.request, response=answer)
+def _refusal(answer: httpx.Response, code: str | None = None) -> httpx.HTTPStatusError:
+    if code is None:
+        try:
+            code = answer.json()["error"]["code"]
+        except (ValueError, KeyError, TypeError):
+            code = f"no error in OpenAI's shape: {answer.text[:100]!r}"
+    return httpx.HTTPStatusError(str(code), request=answer.request, response=answer)
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:

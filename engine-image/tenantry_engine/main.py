@@ -77,6 +77,7 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
         await _first(asyncio.wait([ready]), stop.wait())
         if stop.is_set():
             ready.cancel()
+            process.kill()  # it reads weights, and nobody waits for them any more
             return 0
         facts = await ready
         front = Front.make(link, options.model, tokenizer, verifier, adapters=options.adapters)
@@ -93,15 +94,14 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
         )  # fmt: skip
         await _first(stop.wait(), link.lost.wait())
         if link.lost.is_set():
-            code = await asyncio.to_thread(process.wait, _ENGINE_END_SECONDS)
-            log.critical("the engine's process ended (%s); this replica ends with it", _how(code))
+            log.critical("the engine ended (%s); this replica ends with it", await _end_of(process))
+            end(servers)
             await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
             return 1
         log.info("ending: running requests may take %.0f s to finish", options.shutdown_seconds)
         link.draining = True
         stop.clear()
-        for server in servers:
-            server.should_exit = True
+        end(servers)
         await _first(asyncio.wait(tasks), stop.wait(), link.lost.wait())
     return 0
 
@@ -156,11 +156,22 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _how(code: int) -> str:
+async def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """How it ended, in words."""
+    try:
+        code = await asyncio.to_thread(process.wait, _ENGINE_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "its link broke, its process is still there"
     if code >= 0:
         return f"exit code {code}"
     hint = "; killed from outside, perhaps for its memory" if code == -signal.SIGKILL else ""
     return f"signal {-code}{hint}"
+
+
+def end(servers: list[_Server]) -> None:
+    """They take no new connection, and end when their answers are out."""
+    for server in servers:
+        server.should_exit = True
 
 
 class _Server(uvicorn.Server):

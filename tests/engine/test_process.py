@@ -119,7 +119,7 @@ def test_the_engines_death_ends_the_replica_at_once(slow: world.TinyModel, tmp_p
         assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
         assert "data: [DONE]" not in rest, "an answer that was cut never ends cleanly"
         assert replica.process.wait(timeout=20) == 1
-        assert "the engine's process ended (signal 9; killed from outside" in replica.said
+        assert "the engine ended (signal 9; killed from outside" in replica.said
 
 
 def test_the_end_comes_within_its_bound_whatever_runs(slow: world.TinyModel, tmp_path: Path) -> None:

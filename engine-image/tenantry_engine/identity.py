@@ -7,6 +7,7 @@ keeps the ids of the tokens of the last minute, so that none is served twice.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
@@ -28,6 +29,7 @@ FETCHER = "tenantry-fetcher"
 MAX_LIFETIME_SECONDS = 30
 LEEWAY_SECONDS = 5
 _RELOAD_SECONDS = 5.0
+_SALT = re.compile("[0-9a-f]{64}")
 _MAX_REMEMBERED = 1 << 18
 
 
@@ -152,13 +154,16 @@ def read_identity(claims: dict[str, Any]) -> Identity:
             raise _refused(f"claim `{name}` must be an integer of at least 1")
         return value
 
+    salt = text("salt")
+    if not _SALT.fullmatch(salt):  # a poor one would let tenants share cached blocks
+        raise _refused("claim `salt` must be 64 hex digits")
     return Identity(
         tenant=text("tenant"),
         uid=text("uid"),
         weight=count("weight"),
         cap=count("cap"),
         lane=text("lane"),
-        salt=text("salt"),
+        salt=salt,
         model=text("model"),
         digest=text("digest", ""),
         token_id=text("jti"),

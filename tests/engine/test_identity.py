@@ -90,7 +90,15 @@ def test_a_new_certificate_is_picked_up(tmp_path: Path, gateway: Signer) -> None
 
 
 def test_claims_are_checked() -> None:
-    for name, value in (("weight", 0), ("cap", "4"), ("tenant", None), ("weight", True)):
+    wrong = (
+        ("weight", 0),
+        ("cap", "4"),
+        ("tenant", None),
+        ("weight", True),
+        ("salt", ""),
+        ("salt", "0" * 63),
+    )
+    for name, value in wrong:
         with pytest.raises(RequestError, match=name):
             read_identity({**CLAIMS, "jti": "x", name: value})
 

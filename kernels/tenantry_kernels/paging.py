@@ -21,6 +21,9 @@ ROW_ALIGN = 16
 """Rows begin at multiples of this many elements, so that vector loads of any dtype stay aligned."""
 
 
+_PIECE = 1 << 15
+
+
 class Module(IntEnum):
     """Linear layers of a decoder block, in the order of every `[layers, modules]` table."""
 
@@ -256,9 +259,12 @@ def write_vocabulary(pool: Tensor, adapter: PagedAdapter, module: int, a: Tensor
     narrow, tall = (b.t(), a.t()) if module == VocabularyModule.EMBED else (a, b)
     _write_rows(pool, part.narrow, narrow)
     flat = pool.view(-1)
+    most = max(1, _PIECE // part.rank)
     for index, start in enumerate(part.blocks.tolist()):
         rows = tall[index * part.block_rows : (index + 1) * part.block_rows]
-        flat[start : start + rows.numel()].view(rows.shape).copy_(rows)
+        block = flat[start : start + rows.numel()].view(rows.shape)
+        for at in range(0, len(rows), most):
+            block[at : at + most].copy_(rows[at : at + most])
 
 
 def _check_ranks(rank: int, a: Tensor, b: Tensor) -> None:
@@ -267,5 +273,21 @@ def _check_ranks(rank: int, a: Tensor, b: Tensor) -> None:
 
 
 def _write_rows(pool: Tensor, where: Tensor, matrix: Tensor) -> None:
-    columns = torch.arange(matrix.shape[1], device=pool.device)
-    pool.view(-1)[where.to(pool.device)[:, None] + columns] = matrix.to(device=pool.device, dtype=pool.dtype)
+    """Rows of `matrix` to the element offsets `where`; neighbours that also lie one after another go together.
+
+    In pieces so small that torch copies each on the calling thread: on a CPU a load takes no core from the steps.
+    """
+    flat = pool.view(-1)
+    width = matrix.shape[1]
+    step = -(-width // ROW_ALIGN) * ROW_ALIGN
+    most = max(1, _PIECE // step)
+    offsets = where.tolist()
+    begin = 0
+    for end in range(1, len(offsets) + 1):
+        follows = end < len(offsets) and offsets[end] == offsets[end - 1] + step
+        if follows and end - begin < most:
+            continue
+        count = end - begin
+        target = flat.as_strided((count, width), (step, 1), flat.storage_offset() + offsets[begin])
+        target.copy_(matrix[begin:end])
+        begin = end

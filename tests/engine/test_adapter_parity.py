@@ -75,7 +75,7 @@ class Bench:
         with Weights(self.model.folder, self.dtype) as weights:
             network = load_model(weights)
         network.prepare(128)
-        self.executor = Executor(network, 1500, "cpu")
+        self.executor = Executor(network, 1500, "cpu", positions=128, max_rank=64)
         self.base = Base(
             network.lora_shape, network.kv_shape.page_elems, self.dtype, 1000,
             tied=network.config.tied, weight=weights_of(self.model.folder),

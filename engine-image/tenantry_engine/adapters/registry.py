@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from tenantry_kernels import PagedAdapter
 
+from tenantry_engine.adapters.artifact import Artifact, Report, as_adapter_error
 from tenantry_engine.adapters.base import Base
 from tenantry_engine.adapters.check import CheckedAdapter, check
 from tenantry_engine.adapters.declared import Declaration, DeclaredSet, Fence
@@ -36,39 +37,6 @@ class Background(Protocol):
     def __call__(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where one served name stands."""
-
-    name: str
-    digest: str
-    tenant: str
-    pinned: bool
-    state: str
-    reason: str
-    message: str
-    rank: int
-    pages: int
-    requests: int
-
-
-@dataclass
-class _Artifact:
-    """The bytes of one digest, whatever they are called."""
-
-    checking: bool = False
-    checked: CheckedAdapter | None = None
-    problem: AdapterError | None = None  # of bytes that are here, or of those that had to be thrown away
-    final: bool = False  # the bytes are right and the problem stays
-    paged: PagedAdapter | None = None
-    filled: bool = False
-    ahead: bool = False  # asked for ahead of its load
-
-    @property
-    def servable(self) -> bool:
-        return self.checked is not None and not self.final
-
-
 @dataclass
 class Registry:
     """See the module. `loaded` and `failed` are told when pages are filled, or cannot be."""
@@ -85,7 +53,7 @@ class Registry:
     loaded: Callable[[str], None]
     failed: Callable[[str], None]
     evictions: int = 0  # adapters whose pages were taken back so far
-    _artifacts: dict[str, _Artifact] = field(default_factory=dict)
+    _artifacts: dict[str, Artifact] = field(default_factory=dict)
     _pins: dict[str, int] = field(
         default_factory=dict
     )  # digest -> pages that are pinned, or will be once filled
@@ -107,7 +75,7 @@ class Registry:
             digest = declaration.digest
             self.pool.keep(digest)
             if digest not in self._artifacts:
-                artifact = self._artifacts[digest] = _Artifact()
+                artifact = self._artifacts[digest] = Artifact()
                 if self.store.has(digest):  # of an earlier life of this replica
                     self._check(digest, artifact, lambda: None)
         for digest in list(self._pins):
@@ -258,21 +226,13 @@ class Registry:
         return self.pool.holds(digest) and self._artifacts[digest].filled
 
     def _report(self, declared: Declaration, in_flight: Mapping[str, int]) -> Report:
-        artifact = self._artifacts[declared.digest]
-        if artifact.final:
-            state = "Failed"
-        elif self._declared.is_leaving(declared.name):
-            state = "Draining"
-        elif self._is_resident(declared.digest):
-            state = "Resident"
-        else:
-            state = "Registered" if artifact.checked is not None else "Missing"
+        artifact, resident = self._artifacts[declared.digest], self._is_resident(declared.digest)
         return Report(
             name=declared.name,
             digest=declared.digest,
             tenant=declared.tenant,
             pinned=declared.pinned,
-            state=state,
+            state=artifact.state(leaving=self._declared.is_leaving(declared.name), resident=resident),
             reason=artifact.problem.reason if artifact.problem else "",
             message=artifact.problem.message if artifact.problem else "",
             rank=artifact.checked.rank if artifact.checked else 0,
@@ -282,7 +242,7 @@ class Registry:
 
     # checking
 
-    def _check(self, digest: str, artifact: _Artifact, then: Callable[[], None]) -> None:
+    def _check(self, digest: str, artifact: Artifact, then: Callable[[], None]) -> None:
         limits = self.limits
         assert limits is not None, "an engine without LoRA has no adapters"
         artifact.checking = True
@@ -304,17 +264,17 @@ class Registry:
 
         self.checker(job, done)
 
-    def _not_checked(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+    def _not_checked(self, digest: str, artifact: Artifact, error: BaseException) -> None:
         if self._is_damage(digest, error):
             self._throw_away(digest, artifact, error)
             return
         if not isinstance(error, AdapterError):
             log.error("checking %s failed", digest, exc_info=error)
-        artifact.problem, artifact.final = _as_adapter_error(error), True
+        artifact.problem, artifact.final = as_adapter_error(error), True
 
-    def _not_filled(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+    def _not_filled(self, digest: str, artifact: Artifact, error: BaseException) -> None:
         """The requests that wait for the adapter end with an error; damaged bytes are wanted again."""
-        log.error("filling the pages of %s failed: %s", digest, _as_adapter_error(error).message)
+        log.error("filling the pages of %s failed: %s", digest, as_adapter_error(error).message)
         if self._is_damage(digest, error):
             self._throw_away(digest, artifact, error)
         elif not isinstance(error, AdapterError):
@@ -327,11 +287,11 @@ class Registry:
         """Whether the file is not what was stored: unreadable, or removed since it did not match its digest."""
         return isinstance(error, OSError) or (isinstance(error, AdapterError) and not self.store.has(digest))
 
-    def _throw_away(self, digest: str, artifact: _Artifact, error: BaseException) -> None:
+    def _throw_away(self, digest: str, artifact: Artifact, error: BaseException) -> None:
         """Back to Missing: whoever fetches sends the bytes again."""
         self.loader.forget(digest)
         self.store.remove([digest])
-        artifact.checked, artifact.problem = None, _as_adapter_error(error)
+        artifact.checked, artifact.problem = None, as_adapter_error(error)
 
     # pins
 
@@ -377,9 +337,3 @@ def model_not_found(name: str) -> RequestError:
     return RequestError(
         f"the model `{name[:200]}` does not exist here", status=404, code="model_not_found", param="model"
     )
-
-
-def _as_adapter_error(error: BaseException) -> AdapterError:
-    if isinstance(error, AdapterError):
-        return AdapterError(error.reason, error.message)  # without its traceback, which holds the bytes
-    return AdapterError("Corrupt", f"it could not be read: {type(error).__name__}")

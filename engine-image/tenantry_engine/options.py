@@ -34,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=DTYPE_NAMES, default="bfloat16")
     p.add_argument("--device", default="cpu")
     p.add_argument(
-        "--tensor-parallel-size", type=int, default=1, help="processes (on GPUs: one each) that hold the model"
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="processes (on GPUs: one each) that hold the model",
     )
     p.add_argument(
         "--max-model-len", type=int, help="most tokens of a prompt and its answer (default: the model's)"

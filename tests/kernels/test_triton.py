@@ -85,18 +85,18 @@ def test_attention_decode_and_sequences_without_rows(monkeypatch) -> None:
 @DTYPES
 def test_attention_splits_long_decodes(dtype, monkeypatch) -> None:
     """Decodes beside a prefill chunk, split at 64 keys and at more where there would be too many parts."""
-    lengths = [64, 65, 530, 128]
+    lengths = [64, 65, 580, 128]
     s = Sequences(lengths, dtype, KvShape(2, 1, 24), 3, device=DEVICE)
     monkeypatch.setattr(attention_module.backend, "of", lambda tensor: "triton")
-    whole = s.run([(0, 0), (0, 0), (529, 530), (0, 0)])  # below 512 * 2 keys: two parts
+    whole = s.run([(0, 0), (0, 0), (579, 580), (0, 0)])  # below 512 * 2 keys: two parts
     monkeypatch.setattr(triton_attention, "_SPLIT_KEYS", 64)
     monkeypatch.setattr(triton_attention, "_MOST_SPLITS", 4)
-    spans = [(63, 64), (64, 65), (529, 530), (110, 128)]
+    spans = [(63, 64), (64, 65), (579, 580), (110, 128)]
     got, expected = s.run(spans), s.expected(spans)
     torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     torch.testing.assert_close(whole.double(), expected[2:3], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     # the very bits alone: where a sequence is split does not depend on its neighbours
-    alone = s.run([(0, 0), (0, 0), (529, 530), (0, 0)])
+    alone = s.run([(0, 0), (0, 0), (579, 580), (0, 0)])
     assert torch.equal(alone, got[2:3])
 
 
@@ -162,10 +162,11 @@ def test_sampling_draws_what_the_reference_draws() -> None:
     logits[2:5, 100:250] = float("-inf")
     logits[5] = -logits[5].abs()
     logits[5, :2] = torch.tensor([-0.0, 0.0])  # one value with two bit patterns
+    logits[7, :4], logits[7, 4:] = 1.0, float("-inf")  # top-p keeps two of four equal ones
     temperature = torch.tensor([0.0, 1.0, 0.3, 2.0, 1.0, 0.5, 1.0, 1.0, 1.5])
-    top_k = torch.tensor([0, 0, 3, 150, 300, 1, 0, 900, 7])
-    top_p = torch.tensor([1.0, 0.9, 1.0, 0.0, 0.99, 1.0, 0.5, 1.0, 0.8])
+    top_k = torch.tensor([0, 0, 3, 150, 300, 2, 0, 900, 7])
+    top_p = torch.tensor([1.0, 0.9, 1.0, 0.0, 0.99, 1.0, 0.5, 0.5, 0.8])
     min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.02, 0.0, 0.3, 1.0, 0.0])
-    call = (logits, temperature, top_k, top_p, min_p, torch.arange(9) * 77 - 5, torch.arange(9) % 3)
+    call = (logits, temperature, top_k, top_p, min_p, torch.arange(9) * 79 - 5, torch.arange(9) % 3)
     got = triton_sample.sample(*(tensor.to(DEVICE) for tensor in call))
     assert torch.equal(got.cpu(), sample_function(*call))

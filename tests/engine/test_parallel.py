@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
 from pathlib import Path
 
 import engine_world as world
 import families
+import psutil
 import pytest
 import torch
+from replica_process import running
 from tenantry_engine.errors import EngineError
 from tenantry_engine.models.config import DecoderConfig
 from tenantry_engine.models.split import cut_vocab, split
@@ -125,6 +128,22 @@ def test_a_lost_rank_ends_the_replica(models: families.Models, engines: world.En
     assert reasons == [f"rank 1 of the model (process {ranks.pids[0]}) has ended"]
     client.wait(sequence)
     assert client.finish[sequence] == "error"
+
+
+def test_the_process_ends_with_its_rank(models: families.Models, tmp_path: Path) -> None:
+    """As an operator sees it: every process of the replica is gone, and the log says why."""
+    flags = ("--tensor-parallel-size", "2", "--max-model-len", "64")
+    with running(models.folder("llama"), tmp_path, *flags) as replica:
+        found = re.search(r"rank 1: process (\d+) has its part of the model", replica.said)
+        assert found is not None
+        family = psutil.Process(replica.process.pid).children(recursive=True)
+        assert int(found[1]) in [process.pid for process in family]
+        os.kill(int(found[1]), signal.SIGKILL)
+        assert replica.process.wait(timeout=120) != 0
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
+        assert f"rank 1 of the model (process {found[1]}) has ended" in replica.said
+        assert "Traceback" not in replica.said
 
 
 def config(**changes: int) -> DecoderConfig:

@@ -397,6 +397,8 @@ def test_names_that_share_bytes_share_pages_until_the_last_goes(make: Callable[.
     with pytest.raises(RequestError, match="does not exist"):
         world.registry.resolve("a", digest, "two")
     world.declare(names[0])
+    with pytest.raises(RequestError, match="does not exist"):
+        world.registry.resolve("b", digest, "two")  # it is leaving
     world.registry.sweep(1.0, {})
     assert world.store.has(digest)
     assert world.state("a") == "Registered"

@@ -56,7 +56,10 @@ def test_without_a_library_the_reference_serves(monkeypatch, tmp_path) -> None:
 
 def test_fallback_for_machines_without_avx2_agrees() -> None:
     """The same tests in their own process, since the choice is made once (a fixture checks that it was made)."""
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("lora", "linear_lora", "attention", "rows")]
+    files = [
+        str(Path(__file__).with_name(f"test_{name}.py"))
+        for name in ("lora", "linear_lora", "attention", "rows")
+    ]
     command = [
         sys.executable,
         "-m",

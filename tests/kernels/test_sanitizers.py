@@ -36,8 +36,8 @@ assert cpu.problem() == ""
 table, starts, lens = (torch.tensor(v, dtype=torch.int32) for v in ([[4]], [0, 1], [3]))
 paged_attention(torch.zeros(1, 1, 16), shape.view(pool), 0, table, starts, lens, 1.0)
 """
-FILES = [str(HERE / f"test_{name}.py") for name in ("lora", "attention", "rows", "sample")]
-LEAN = "many_adapters or mixed_batch or nan or qk_norm or silu or rms or rope_rot or linear or draws"
+FILES = [str(HERE / f"test_{name}.py") for name in ("lora", "linear_lora", "attention", "rows", "sample")]
+LEAN = "not refused and (many_adapters or mixed_batch or nan or qk_norm or silu or rms or rope_rot or linear or draws)"  # Python loads libstdc++ too late for ASan to follow a throw
 
 
 @pytest.fixture(scope="module")
@@ -87,5 +87,5 @@ def test_a_read_beside_the_pool_is_seen(library: Path) -> None:
 @pytest.mark.parametrize("isa", ["", "generic"], ids=["best", "generic"])
 def test_no_test_of_the_kernels_touches_foreign_memory(library: Path, isa: str) -> None:
     done = run(library, TESTS, LEAN, *FILES, isa=isa)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
     assert "passed" in done.stdout

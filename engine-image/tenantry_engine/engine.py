@@ -55,6 +55,7 @@ class Engine:
         runner: Runner,
         sizes: Sizes,
         max_model_len: int,
+        *,
         digest: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -104,7 +104,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_registered=lora.max_registered if lora else 0,
         max_adapter_bytes=lora.max_bytes if lora else 0,
     )
-    return Engine(config, runner, sizes, length, digest), facts
+    return Engine(config, runner, sizes, length, digest=digest), facts
 
 
 def _progress() -> Callable[[float], None]:

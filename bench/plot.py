@@ -60,13 +60,13 @@ def fairness(axes: Axes, result: dict[str, Any]) -> None:
 
 def adapters(axes: Axes, result: dict[str, Any]) -> None:
     """Throughput when more adapters are registered, and when more are in use than pages hold."""
-    for label, points, colour in (
-        ("registered, equal work per step", result["registered"], OURS),
-        ("in use (Zipf)", result["zipf"], FLOOR),
-    ):
-        axes.plot(
-            [p["adapters"] for p in points], [p["tok_s"] for p in points], "o-", label=label, color=colour
-        )
+    figures, work = result["figures"], result["work"]
+    names = [work["active"], work["registered"]]
+    rates = [figures["registered: tok/s"][label] for label in ("few", "many")]
+    axes.plot(names, rates, "o-", label=f"registered; {work['active']} of them in use", color=OURS)
+    curve = figures["zipf: curve"]
+    label = f"in use (Zipf); the pages hold about {work['fitting']}"
+    axes.plot([p["adapters"] for p in curve], [p["tok/s"] for p in curve], "s-", label=label, color=FLOOR)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("adapters")

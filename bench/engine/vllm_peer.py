@@ -47,11 +47,11 @@ def environment() -> Path:
 
 @contextmanager
 def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
-    """`vllm serve` of its own process group, ready; it ends with the block."""
+    """vLLM's OpenAI server of its own process group, ready; it ends with the block."""
     port = free_port()
     python = environment()
     command = [
-        str(python.with_name("vllm")), "serve", str(model), "--served-model-name", "base", "--dtype", "bfloat16",
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "base", "--dtype", "bfloat16",
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--max-num-seqs", str(CONCURRENT),
         *arguments,
     ]  # fmt: skip

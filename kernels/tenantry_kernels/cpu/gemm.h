@@ -56,12 +56,22 @@ TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, 
   }
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < N; ++n) {
-      float sums[P];
-      store1(sums, acc[r][n][0]);
-      store1(sums + W, acc[r][n][1]);
       const int64_t first = column + n * P;
       const int64_t count = std::min<int64_t>(P, call.out - first);
       Out* y = call.y + (row + r) * call.y_stride + first - call.y_column;
+      if (count == P) {
+        V low = acc[r][n][0], high = acc[r][n][1];
+        if (call.bias) {
+          low += load1(call.bias + first);
+          high += load1(call.bias + first + W);
+        }
+        store_in_order(y, low);
+        store_in_order(y + W, high);
+        continue;
+      }
+      float sums[P];
+      store1(sums, acc[r][n][0]);
+      store1(sums + W, acc[r][n][1]);
       for (int64_t j = 0; j < count; ++j) from_float(call.bias ? sums[j] + call.bias[first + j] : sums[j], y[j]);
     }
   }

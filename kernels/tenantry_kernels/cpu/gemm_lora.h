@@ -12,19 +12,6 @@
 namespace tenantry {
 namespace TENANTRY_ISA {
 
-// What load2 gave of T, in the order of the elements.
-TENANTRY_INLINE void in_order(const float*, V&, V&) {}
-TENANTRY_INLINE void in_order(const Bf16*, V& even, V& odd) {
-  I low, high;
-  for (int lane = 0; lane < W; ++lane) {
-    low[lane] = lane / 2 + lane % 2 * W;
-    high[lane] = low[lane] + W / 2;
-  }
-  const V first = __builtin_shuffle(even, odd, low), second = __builtin_shuffle(even, odd, high);
-  even = first;
-  odd = second;
-}
-
 // Asks for the rows of B that a block of rows and columns needs, one at each call.
 template <typename T>
 class RowsAhead {
@@ -96,7 +83,9 @@ void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int6
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* from = sums + (row - row_begin) * stride;
     T* to = base.y + row * base.y_stride + first;
-    for (int64_t j = 0; j < last - first; ++j) from_float(from[j], to[j]);
+    int64_t j = 0;
+    for (; j + W <= last - first; j += W) store_in_order(to + j, load1(from + j));
+    for (; j < last - first; ++j) from_float(from[j], to[j]);
   }
 }
 

@@ -83,6 +83,34 @@ TENANTRY_INLINE void store2(Bf16* p, V a, V b) {
   std::memcpy(p, &bits, sizeof(U));
 }
 
+// W elements in their order.
+TENANTRY_INLINE void store_in_order(float* p, V v) { store1(p, v); }
+TENANTRY_INLINE void store_in_order(Bf16* p, V v) {
+  typedef uint16_t H __attribute__((vector_size(W * 2)));
+  const H halves = __builtin_convertvector(round_bits(v) >> 16, H);
+  std::memcpy(p, &halves, sizeof(H));
+}
+
+// What load2 gave of T, in the order of the elements.
+TENANTRY_INLINE void in_order(const float*, V&, V&) {}
+TENANTRY_INLINE void in_order(const Bf16*, V& even, V& odd) {
+#if defined(__AVX512F__)
+  I low, high;
+  for (int lane = 0; lane < W; ++lane) {
+    low[lane] = lane / 2 + lane % 2 * W;
+    high[lane] = low[lane] + W / 2;
+  }
+  const V first = __builtin_shuffle(even, odd, low), second = __builtin_shuffle(even, odd, high);
+#else  // two steps, each one instruction of AVX2
+  const V near = __builtin_shuffle(even, odd, I{0, 8, 1, 9, 4, 12, 5, 13});
+  const V far = __builtin_shuffle(even, odd, I{2, 10, 3, 11, 6, 14, 7, 15});
+  const V first = __builtin_shuffle(near, far, I{0, 1, 2, 3, 8, 9, 10, 11});
+  const V second = __builtin_shuffle(near, far, I{4, 5, 6, 7, 12, 13, 14, 15});
+#endif
+  even = first;
+  odd = second;
+}
+
 // A pair at `p` of which only `count` elements exist; the rest reads as zero and is not written.
 template <typename T>
 TENANTRY_INLINE void load2(const T* p, int64_t count, V& a, V& b) {

@@ -51,7 +51,8 @@ def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
     port = free_port()
     python = environment()
     command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "base", "--dtype", "bfloat16",
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--served-model-name", "base", "--dtype", "bfloat16",
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--max-num-seqs", str(CONCURRENT),
         *arguments,
     ]  # fmt: skip

@@ -53,6 +53,8 @@ def linear_lora(
     """
     if segments.max_rank == 0 or not weight.panels:
         return apply_lora(x, linear(x, weight), pool, segments, layer, modules)
+    if x.shape[0] != segments.tokens:
+        raise ValueError(f"`x` must have the step's {segments.tokens} rows, not {x.shape[0]}")
     from tenantry_kernels.cpu import ops
 
     return ops.linear_lora(x, weight, pool, segments, layer, modules)

@@ -103,6 +103,14 @@ def test_reference_agrees(dtype, reference_only) -> None:
         check(world, [(None, 1), (0, 3), (1, 2)], modules, dtype)
 
 
+def test_batch_of_the_wrong_size_is_refused() -> None:
+    world = make_world([8], torch.float32)
+    segments = SegmentBuilder(LORA).build([(world.adapters[0], 3)])
+    packed = pack_linear(layer_of(QKV, torch.float32)[0])
+    with pytest.raises(ValueError, match="must have the step's 3 rows, not 2"):
+        linear_lora(torch.zeros(2, 96), packed, world.pool, segments, 0, QKV)
+
+
 def test_a_weight_of_other_modules_is_refused() -> None:
     world = make_world([8], torch.float32)
     segments = SegmentBuilder(LORA).build([(world.adapters[0], 3)])

@@ -1,6 +1,6 @@
 // A linear layer whose rows have adapters: the base's sums and the adapters' meet in floats and are rounded once.
 //
-// The rows of B that a block of columns needs are asked for before its base product, which takes longer than they take to
+// The rows of B that a block of columns needs are asked for during its base product, which takes longer than they take to
 // come: memory works for LoRA while the multiply-adds work for the base.
 #pragma once
 
@@ -12,12 +12,27 @@
 namespace tenantry {
 namespace TENANTRY_ISA {
 
+// Rows of the step and columns of the output, and what of a task lies there.
+struct Block {
+  int64_t row_begin, row_end, first, last;
+
+  // Tokens of the task and columns of its module; both counted from the task's own.
+  struct Part {
+    int64_t token, tokens, begin, end;
+    bool empty() const { return tokens <= 0 || begin >= end; }
+  };
+  Part part(const LoraTask& task) const {
+    const int64_t from = std::max(row_begin, task.token), to = std::min(row_end, task.token + task.tokens);
+    return {from - task.token, to - from, std::max(first, task.column) - task.column,
+            std::min(last, task.column + task.width) - task.column};
+  }
+};
+
 // Asks for the rows of B that a block of rows and columns needs, one at each call.
 template <typename T>
 class RowsAhead {
  public:
-  RowsAhead(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int64_t first, int64_t last)
-      : call_(call), row_begin_(row_begin), row_end_(row_end), first_(first), last_(last), task_(call.tasks - 1) {
+  RowsAhead(const GemmLora<T>& call, const Block& block) : call_(call), block_(block), task_(call.tasks - 1) {
     next_task();
   }
 
@@ -36,18 +51,18 @@ class RowsAhead {
 
   void next_task() {
     for (rank_ = ranks_ = 0; ++task_ < call_.tasks + call_.count;) {
-      begin_ = std::max(first_ - task_->column, int64_t{0});
-      end_ = std::min(last_ - task_->column, task_->width);
-      if (task_->token < row_end_ && row_begin_ < task_->token + task_->tokens && begin_ < end_) {
-        ranks_ = task_->rank;
-        return;
-      }
+      const Block::Part part = block_.part(*task_);
+      if (part.empty()) continue;
+      begin_ = part.begin;
+      end_ = part.end;
+      ranks_ = task_->rank;
+      return;
     }
     task_ = call_.tasks + call_.count - 1;
   }
 
   const GemmLora<T>& call_;
-  const int64_t row_begin_, row_end_, first_, last_;
+  const Block block_;
   const LoraTask* task_;
   int64_t begin_ = 0, end_ = 0, rank_ = 0, ranks_ = 0;
 };
@@ -57,29 +72,26 @@ void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int6
                std::vector<float>& scratch) {
   const Gemm<T, T>& base = call.base;
   const int64_t first = panel_begin * P, last = std::min(panel_end * P, base.out), stride = (panel_end - panel_begin) * P;
-  const auto each = [&](const auto& f) {  // f(task, its rows and its module's columns that lie in this block)
-    for (int64_t i = 0; i < call.count; ++i) {
-      const LoraTask& task = call.tasks[i];
-      const int64_t from = std::max(row_begin, task.token), to = std::min(row_end, task.token + task.tokens);
-      const int64_t begin = std::max(first, task.column), end = std::min(last, task.column + task.width);
-      if (from < to && begin < end) f(task, from - task.token, to - from, begin - task.column, end - task.column);
-    }
-  };
-  scratch.resize(std::max(scratch.size(), static_cast<size_t>((row_end - row_begin) * stride + P)));
+  const Block block{row_begin, row_end, first, last};
+  scratch.resize(std::max(scratch.size(), static_cast<size_t>((row_end - row_begin) * stride)));
   float* sums = scratch.data();
   const Gemm<T, float> wide{base.x + row_begin * base.x_stride, base.x_stride, row_end - row_begin, base.in, base.out,
                             base.panels, base.bias, sums, stride, first};
-  RowsAhead<T> ahead(call, row_begin, row_end, first, last);
+  RowsAhead<T> ahead(call, block);
   gemm_ahead(wide, 0, row_end - row_begin, panel_begin, panel_end, ahead);
-  each([&](const LoraTask& task, int64_t token, int64_t tokens, int64_t begin, int64_t end) {
-    expand_block(call.lora, task, token, tokens, begin, end, [&](int64_t n, int64_t column, V low, V high) {
-      in_order(static_cast<const T*>(nullptr), low, high);
-      float* to = sums + (task.token + n - row_begin) * stride + task.column + column - first;
-      V y[2];
-      load2(to, end - column, y[0], y[1]);
-      store2(to, end - column, y[0] + low, y[1] + high);
-    });
-  });
+  for (int64_t i = 0; i < call.count; ++i) {
+    const LoraTask& task = call.tasks[i];
+    const Block::Part part = block.part(task);
+    if (part.empty()) continue;
+    expand_block(call.lora, task, part.token, part.tokens, part.begin, part.end,
+                 [&](int64_t token, int64_t column, V low, V high) {
+                   in_order(static_cast<const T*>(nullptr), low, high);
+                   float* to = sums + (task.token + token - row_begin) * stride + task.column + column - first;
+                   V y[2];
+                   load2(to, part.end - column, y[0], y[1]);
+                   store2(to, part.end - column, y[0] + low, y[1] + high);
+                 });
+  }
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* from = sums + (row - row_begin) * stride;
     T* to = base.y + row * base.y_stride + first;

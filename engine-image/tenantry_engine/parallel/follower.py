@@ -43,14 +43,9 @@ from tenantry_engine.parallel.messages import (
     encode,
     to_follower,
 )
+from tenantry_engine.worker import FAILED, let_steps_go_first
 
 log = logging.getLogger(__name__)
-
-FAILED = 70
-"""Exit code (EX_SOFTWARE) of a rank that cannot go on."""
-
-_SWITCH_SECONDS = 0.0005
-"""How long filling an adapter may keep Python's lock while a step wants it: not 5 ms."""
 
 
 def follow(link: Connection) -> None:
@@ -107,7 +102,7 @@ class _Follower:
     def run(self) -> None:
         """Loads, then does what rank 0 says."""
         begin = self._begin
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        let_steps_go_first()
         if begin.device == "cpu":
             torch.set_num_threads(begin.threads)
         else:

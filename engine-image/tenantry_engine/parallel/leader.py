@@ -39,11 +39,9 @@ from tenantry_engine.parallel.messages import (
     to_leader,
 )
 from tenantry_engine.rows import Rows
+from tenantry_engine.worker import FAILED
 
 log = logging.getLogger(__name__)
-
-_FAILED = 70
-"""Exit code (EX_SOFTWARE) when a rank is lost: the steps that the others have begun can never end."""
 
 _MOMENT = 2.0
 """Seconds in which a lost rank's link tells of it, after a collective with it has failed."""
@@ -238,4 +236,4 @@ def _end(reason: str) -> None:
     """A replica without one of its ranks is none: it ends at once, and whoever started it starts it anew."""
     log.critical("the engine ends: %s", reason)
     logging.shutdown()
-    os._exit(_FAILED)
+    os._exit(FAILED)

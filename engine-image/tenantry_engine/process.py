@@ -20,7 +20,7 @@ from tenantry_engine.errors import EngineError
 from tenantry_engine.ipc.messages import Refused, frame
 from tenantry_engine.ipc.service import Service
 from tenantry_engine.options import parser
-from tenantry_engine.replica import load_engine, register_folder
+from tenantry_engine.startup import load_engine, register_folder
 from tenantry_engine.worker import FAILED, let_steps_go_first
 
 log = logging.getLogger("tenantry_engine.process")

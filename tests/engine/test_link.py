@@ -32,8 +32,9 @@ from tenantry_engine.ipc.messages import (
     to_http,
 )
 from tenantry_engine.ipc.service import Service
-from tenantry_engine.replica import Replica, load_engine
+from tenantry_engine.replica import Replica
 from tenantry_engine.sequence import Sampling, Sequence
+from tenantry_engine.startup import load_engine
 
 ANY_DIGEST = "sha256:" + "0" * 64
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tenantry_engine.defaults import Defaults
 from tenantry_engine.errors import RequestError
 from tenantry_engine.sequence import Sampling
 from tenantry_engine.server.schemas import ChatBody, CompletionBody, Generation
 from tenantry_engine.server.structure import Constraint
 from tenantry_engine.server.text import Form
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What the model's generation_config.json says, and where its answers end."""
-
-    eos: frozenset[int]
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 def sampling_of(

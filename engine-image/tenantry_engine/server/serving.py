@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tenantry_engine.defaults import Defaults
 from tenantry_engine.errors import RequestError
 from tenantry_engine.identity import GATEWAY, Identity, Verifier, read_identity
 from tenantry_engine.ipc.link import EngineLink
@@ -29,7 +30,7 @@ from tenantry_engine.server.http import (
 )
 from tenantry_engine.server.metrics import Metrics
 from tenantry_engine.server.prompts import Prompts
-from tenantry_engine.server.sampling import Defaults, form_of, reseeded, sampling_of
+from tenantry_engine.server.sampling import form_of, reseeded, sampling_of
 from tenantry_engine.server.schemas import (
     MAX_SEQUENCES,
     ChatBody,

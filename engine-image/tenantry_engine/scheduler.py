@@ -9,13 +9,13 @@ already has of a prompt is neither computed nor charged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from tenantry_engine.admission import LOADS, Round
-from tenantry_engine.chunk import StepSize
+from tenantry_engine.chunk import Load, StepSize
 from tenantry_engine.fairness import FairShare
 from tenantry_engine.kv import KvPages
 from tenantry_engine.lines import Line
@@ -188,19 +188,16 @@ class Scheduler:
         for sequence in self._decoding():
             if sequence.phase is Phase.DECODE and self._grow(sequence, works):
                 works[sequence] = Work(sequence, sequence.computed, 1, True)
-        budget = self._step_tokens
-        if self._size is not None:
-            budget = min(budget, self._size.tokens(len(works)))
-        budget -= len(works)
         admissions = Round(self._steps, self._can_load)
-        while budget > 0:
+        while self._room(works, start=0) > 0:
             chosen = self._next_prefill(works, admissions)
             if chosen is None:
                 break
-            count = min(chosen.missing, budget)
+            count = min(chosen.missing, self._room(works, chosen.computed))
+            if count == 0:
+                break
             works[chosen] = Work(chosen, chosen.computed, count, count == chosen.missing)
             self._charge(works[chosen])
-            budget -= count
         for work in works.values():
             if work.sequence.phase is Phase.DECODE:
                 self._charge(work)
@@ -219,7 +216,7 @@ class Scheduler:
         long the step took.
         """
         if self._size is not None and seconds is not None and works:
-            self._size.measured(sum(work.count for work in works), seconds)
+            self._size.measured(_load(works), seconds)
         events: list[Event] = []
         for work in works:
             sequence = work.sequence
@@ -243,6 +240,14 @@ class Scheduler:
             else:
                 events.append(Event(sequence, token))
         return events
+
+    def _room(self, works: Mapping[Sequence, Work], start: int) -> int:
+        """Tokens of a prompt, from position `start` on, that the step may take besides `works`."""
+        load = _load(works.values())
+        if self._size is None:
+            return self._step_tokens - load.tokens
+        decoding = _load(work for work in works.values() if work.sequence.phase is Phase.DECODE)
+        return min(self._step_tokens - load.tokens, self._size.room(load, decoding, start))
 
     # whose turn it is
 
@@ -387,3 +392,7 @@ class Scheduler:
         self._lines[sequence.tenant].release(sequence)
         self._admitted -= 1
         self._kv.release(sequence)
+
+
+def _load(works: Iterable[Work]) -> Load:
+    return sum((Load.of(work.start, work.count) for work in works), Load())

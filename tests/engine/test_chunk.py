@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
-from tenantry_engine.chunk import StepSize
+from tenantry_engine.chunk import Cost, Load, StepSize
 
 
 def drive(size: StepSize, base: float, each: float, noise: random.Random, steps: int = 60) -> list[float]:
     """Mixed steps of 8 running requests on a machine where a step takes base + each x tokens; their seconds."""
     taken = []
     for _ in range(steps):
-        tokens = size.tokens(decoding=8)
-        seconds = (base + each * tokens) * (noise.choice((4.0, 9.0)) if noise.random() < 0.1 else 1.0)
-        taken.append(base + each * tokens)
-        size.measured(tokens, seconds)
+        load = Load(8, 800)
+        load += Load.of(0, size.room(load, decoding=load, start=0))
+        taken.append(base + each * load.tokens)
+        size.measured(load, taken[-1] * (noise.choice((4.0, 9.0)) if noise.random() < 0.1 else 1.0))
+    return taken
+
+
+def through_a_prompt(size: StepSize, cost: Cost, length: int, noise: random.Random) -> list[float]:
+    """Steps of 15 running requests until a prompt of `length` tokens is computed, on a machine of that cost; seconds."""
+    taken, start = [], 0
+    while start < length:
+        load = Load(15, 15 * 110)
+        count = min(length - start, size.room(load, decoding=load, start=start))
+        load += Load.of(start, count)
+        taken.append(cost.fixed + cost.token * load.tokens + cost.pair * load.pairs)
+        size.measured(load, taken[-1] * noise.choice((0.97, 1.0, 1.0, 1.04, 3.0)))
+        start += count
     return taken
 
 
@@ -30,7 +44,7 @@ def test_it_finds_the_target_and_stays_below(base: float, each: float) -> None:
 
 def test_a_slow_first_step_does_not_slow_prompts_down_for_long() -> None:
     size = StepSize(target=0.1, ceiling=256)
-    size.measured(200, 3.0)  # the first call of everything
+    size.measured(Load.of(0, 200), 3.0)  # the first call of everything
     assert min(drive(size, 0.02, 0.0004, random.Random(2))[-10:]) >= 0.06
 
 
@@ -42,16 +56,41 @@ def test_it_follows_a_machine_that_becomes_slower_or_quicker() -> None:
     assert min(drive(size, 0.02, 0.0002, noise, steps=1200)[-10:]) >= 0.06
 
 
-def test_prompts_go_on_however_slow_the_machine_is() -> None:
-    size = StepSize(target=0.01, ceiling=256)
-    assert set(drive(size, 0.5, 0.1, random.Random(4), steps=20)) == {0.5 + 0.1 * (8 + size.least)}
+def test_prompts_get_a_share_of_the_time_however_slow_the_machine_is() -> None:
+    alone = 0.5 + 0.01 * 8
+    taken = drive(StepSize(target=0.01, ceiling=256), 0.5, 0.01, random.Random(4))[-20:]
+    assert 1.1 * alone <= min(taken) and max(taken) <= 1.3 * alone
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [Cost(0.01, 0.002, 1e-6), Cost(0.03, 0.0004, 2e-6), Cost(0.004, 0.0002, 1e-7), Cost(0.02, 0.001, 0.0)],
+)
+def test_deep_in_a_long_prompt_chunks_shrink_as_attention_grows(cost: Cost) -> None:
+    size, noise = StepSize(target=0.1, ceiling=2048), random.Random(5)
+    for _ in range(2):
+        taken = through_a_prompt(size, cost, 6000, noise)
+        late = sorted(taken)
+        assert late[int(0.95 * len(late))] <= 0.115
+    assert statistics.median(taken) >= 0.06, "prompts get what the target leaves"
+
+
+def test_a_prompt_goes_on_at_any_depth() -> None:
+    size, cost = StepSize(target=0.05, ceiling=2048), Cost(0.01, 0.002, 1e-6)
+    through_a_prompt(size, cost, 2000, random.Random(6))
+    running = Load(15, 1650)
+    assert size.room(running, decoding=running, start=1_000_000) == 1
+    assert size.room(running + Load.of(1_000_000, 1), decoding=running, start=1_000_000) == 0, (
+        "once in a step"
+    )
 
 
 def test_nobody_waits_for_a_step_without_running_requests() -> None:
     size = StepSize(target=0.01, ceiling=256)
-    size.measured(256, 5.0)
-    assert size.tokens(decoding=0) == 256
-    assert size.tokens(decoding=1) < 256
+    size.measured(Load.of(0, 256), 5.0)
+    assert size.room(Load(), decoding=Load(), start=0) == 256
+    assert size.room(Load(56, 56), decoding=Load(), start=5000) == 200
+    assert size.room(Load(1, 10), decoding=Load(1, 10), start=0) == 1
 
 
 @pytest.mark.parametrize(("target", "ceiling", "word"), [(0.0, 8, "target"), (0.1, 0, "ceiling")])

@@ -1,9 +1,10 @@
 """How much of a prompt one step may run, from how long steps took. Pure: the caller holds the clock.
 
 A step that mixes prompts with running requests delays the next token of each of them, so its size is chosen such that
-it stays under a target; where running requests alone take most of that, prompts still get a share of the time. Step time is modelled as a + b x tokens + c x pairs, where pairs are those of a query and a key:
-deep in a long prompt, attention is most of the work. The measurements are noisy (other processes, the first call of a
-kernel), hence medians of the last steps of about one size, and a fit that gives outliers little weight.
+it stays under a target; where running requests alone take most of that, prompts still get a share of the time. Step
+time is modelled as a + b x tokens + c x pairs, where pairs are those of a query and a key: deep in a long prompt,
+attention is most of the work. The measurements are noisy (other processes, the first call of a kernel), hence medians
+of the last steps of about one size, and a fit that gives outliers little weight.
 """
 
 from __future__ import annotations

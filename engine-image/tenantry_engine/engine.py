@@ -29,8 +29,9 @@ from tenantry_engine.models.split import split
 from tenantry_engine.pages import PagePool
 from tenantry_engine.prefix import Space
 from tenantry_engine.runner import Runner
-from tenantry_engine.scheduler import Event, Scheduler
+from tenantry_engine.scheduler import Scheduler
 from tenantry_engine.sequence import Sequence
+from tenantry_engine.work import Event
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

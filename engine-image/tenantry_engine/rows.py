@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import msgspec
 from tenantry_kernels import PAGE_TOKENS
 
-from tenantry_engine.scheduler import Work
 from tenantry_engine.sequence import Sequence
+from tenantry_engine.work import Work
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True):

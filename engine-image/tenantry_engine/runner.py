@@ -13,7 +13,7 @@ from tenantry_engine.executor import SCORED_ROWS, Executor
 from tenantry_engine.parallel.leader import RankedLoader, Ranks
 from tenantry_engine.rows import Plan, plan
 from tenantry_engine.sampler import Choices, Sampler
-from tenantry_engine.scheduler import Work
+from tenantry_engine.work import Work
 
 
 class Runner:

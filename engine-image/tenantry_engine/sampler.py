@@ -11,8 +11,8 @@ from tenantry_kernels import sample
 from torch import Tensor
 
 from tenantry_engine.grammar import Grammars, Matching
-from tenantry_engine.scheduler import Event
 from tenantry_engine.sequence import Sampling, Scores, Sequence
+from tenantry_engine.work import Event
 
 
 @dataclass

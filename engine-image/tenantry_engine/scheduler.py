@@ -10,58 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
-from tenantry_engine.admission import LOADS, Round
+from tenantry_engine.admission import Round
 from tenantry_engine.chunk import Load, StepSize
 from tenantry_engine.fairness import FairShare
 from tenantry_engine.kv import KvPages
 from tenantry_engine.lines import Line
 from tenantry_engine.pages import PagePool
-from tenantry_engine.preemption import gives_way, victim, within_share
 from tenantry_engine.prefix import Space
-from tenantry_engine.sequence import Phase, Scores, Sequence
-
-
-class Adapters(Protocol):
-    """What the scheduler asks about adapters."""
-
-    def pages_needed(self, digest: str) -> int:
-        """Pages of the adapter."""
-
-    def ready(self, digest: str) -> bool:
-        """Whether its pages are filled."""
-
-    def load(self, digest: str) -> None:
-        """Its pages were reserved: fill them (in the background), then `Scheduler.adapter_loaded`."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """`count` tokens of a sequence from `start` on; `samples` = the step yields its next token."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something happened to a sequence: a token, its end, or both.
-
-    `finish`: stop, length, abort, deadline, error, or grammar (its structure became too complex to follow).
-    """
-
-    sequence: Sequence
-    token: int | None = None
-    finish: str | None = None
-    scores: Scores | None = None  # of the token
-    prompt_scores: list[Scores] | None = (
-        None  # of the prompt's tokens from the second on, with the first token
-    )
+from tenantry_engine.residents import Adapters, Residents
+from tenantry_engine.sequence import Phase, Sequence
+from tenantry_engine.work import Event, Work
 
 
 class Scheduler:
@@ -80,20 +40,15 @@ class Scheduler:
     ) -> None:
         if step_tokens <= slots:
             raise ValueError(f"`step_tokens` must be more than `slots` ({slots}), not {step_tokens}")
-        self._pool = pool
         self._kv = KvPages(pool, page_tokens, space)
-        self._adapters = adapters
-        self._slots = slots
         self._step_tokens = step_tokens
         self._size = size
         self._fair = FairShare()
         self._lines: dict[str, Line] = {}
+        self._residents = Residents(pool, self._kv, adapters, self._lines, slots)
         self._by_id: dict[str, Sequence] = {}
-        self._loads: set[str] = set()  # adapters whose loading was begun here
         self._arrivals = 0
-        self._admitted = 0
         self._steps = 0
-        self.preemptions = 0
         self.in_flight: Counter[str] = Counter()  # served name -> sequences, waiting or not
 
     # in and out
@@ -128,14 +83,14 @@ class Scheduler:
 
     def adapter_loaded(self, digest: str) -> None:
         """The adapter's pages are filled: its sequences may run."""
-        self._loads.discard(digest)
+        self._residents.load_ended(digest)
         for sequence in self._by_id.values():
             if sequence.phase is Phase.LOADING and sequence.adapter == digest:
                 sequence.phase = Phase.PREFILL
 
     def adapter_failed(self, digest: str) -> list[Event]:
         """The adapter cannot be loaded: its sequences end."""
-        self._loads.discard(digest)
+        self._residents.load_ended(digest)
         doomed = [s for s in self._by_id.values() if s.adapter == digest]
         return [self._finish(s, "error") for s in doomed]
 
@@ -144,12 +99,17 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences that hold pages."""
-        return self._admitted
+        return self._residents.count
 
     @property
     def waiting(self) -> int:
         """Sequences that hold nothing yet."""
-        return len(self._by_id) - self._admitted
+        return len(self._by_id) - self._residents.count
+
+    @property
+    def preemptions(self) -> int:
+        """Times that a sequence gave way so far."""
+        return self._residents.preemptions
 
     @property
     def outstanding_tokens(self) -> int:
@@ -186,9 +146,9 @@ class Scheduler:
         self._steps += 1
         works: dict[Sequence, Work] = {}
         for sequence in self._decoding():
-            if sequence.phase is Phase.DECODE and self._grow(sequence, works):
+            if sequence.phase is Phase.DECODE and self._residents.grow(sequence, works):
                 works[sequence] = Work(sequence, sequence.computed, 1, True)
-        admissions = Round(self._steps, self._can_load)
+        admissions = Round(self._steps, self._residents.can_load)
         while self._room(works, start=0) > 0:
             chosen = self._next_prefill(works, admissions)
             if chosen is None:
@@ -257,7 +217,7 @@ class Scheduler:
 
     def _contending(self) -> list[str]:
         """Tenants that would take prompt tokens now."""
-        admissions = Round(self._steps, self._can_load)
+        admissions = Round(self._steps, self._residents.can_load)
         return [
             tenant
             for tenant, line in self._lines.items()
@@ -266,9 +226,7 @@ class Scheduler:
 
     def _next_prefill(self, works: dict[Sequence, Work], admissions: Round) -> Sequence | None:
         """The sequence whose turn it is, admitted if need be."""
-        open_ = self._admitted < self._slots or any(
-            s.bulk for line in self._lines.values() for s in line.admitted
-        )
+        open_ = self._residents.may_admit()
         while True:
             ready: dict[str, Sequence] = {}
             for tenant, line in self._lines.items():
@@ -281,87 +239,14 @@ class Scheduler:
             chosen, line = ready[turn], self._lines[turn]
             if chosen.phase is Phase.PREFILL:
                 return chosen
-            if self._others_lack_pages(turn) and not self._within_share(chosen):
+            if self._residents.must_hold_back(chosen):
                 admissions.hold_back(turn)
-            elif self._admit(chosen, works):
+            elif self._residents.admit(chosen, works):
                 admissions.admitted(chosen, line)
             else:
                 admissions.pass_over(chosen)
 
-    def _can_load(self, sequence: Sequence) -> bool:
-        digest = sequence.adapter
-        return digest is None or self._pool.holds(digest) or len(self._loads) < LOADS
-
-    # pages
-
-    def _admit(self, sequence: Sequence, works: dict[Sequence, Work]) -> bool:
-        """Reserves all that the sequence needs to start, or nothing; others give way to it where they should."""
-        while self._admitted >= self._slots:
-            if not self._make_room(sequence, works, None):
-                return False
-        while not self._kv.reserve(sequence, unloaded := self._adapter_pages(sequence)):
-            if not self._make_room(sequence, works, self._pages_wanted(sequence)):
-                return False
-        self._lines[sequence.tenant].admit(sequence)
-        self._admitted += 1
-        sequence.passed_at, sequence.overtaken = None, 0
-        sequence.phase = Phase.PREFILL
-        digest = sequence.adapter
-        if digest is not None:
-            if unloaded:
-                self._loads.add(digest)
-                self._adapters.load(digest)
-            if not self._adapters.ready(digest):
-                sequence.phase = Phase.LOADING
-        return True
-
-    def _adapter_pages(self, sequence: Sequence) -> int:
-        """Pages of its adapter that are still to be taken."""
-        digest = sequence.adapter
-        if digest is None or self._pool.holds(digest):
-            return 0
-        return self._adapters.pages_needed(digest)
-
-    def _pages_wanted(self, sequence: Sequence) -> int:
-        return self._kv.needs(sequence)[1] + self._adapter_pages(sequence)
-
-    def _others_lack_pages(self, tenant: str) -> bool:
-        """Whether the head of another tenant's line was passed over, in this step or an earlier one."""
-        heads = (line.waiting[0] for line in self._lines.values() if line.waiting)
-        return any(head.tenant != tenant and head.passed_at is not None for head in heads)
-
-    def _within_share(self, sequence: Sequence) -> bool:
-        line = self._lines[sequence.tenant]
-        return within_share(line, self._lines.values(), self._pool, self._pages_wanted(sequence))
-
-    def _grow(self, sequence: Sequence, works: dict[Sequence, Work]) -> bool:
-        """Makes room for one more token; others (or the sequence itself) give way when no page is left."""
-        while not self._kv.grow(sequence, self._lines[sequence.tenant]):
-            chosen = victim(self._lines.values(), self._pool)
-            assert chosen is not None, "the sequence itself can always give way"
-            self._preempt(chosen, works)
-            if chosen is sequence:
-                return False
-        return True
-
-    def _make_room(self, sequence: Sequence, works: dict[Sequence, Work], needed: int | None) -> bool:
-        """Lets one admitted sequence give way to a waiting one that lacks `needed` pages, or a slot (None)."""
-        lines = list(self._lines.values())
-        chosen = gives_way(sequence, lines, self._pool, needed=needed, busy=works)
-        if chosen is not None:
-            self._preempt(chosen, works)
-        return chosen is not None
-
-    # ways back and out
-
-    def _preempt(self, sequence: Sequence, works: dict[Sequence, Work]) -> None:
-        """Back to its place in the line; its tokens are computed again later, at no charge."""
-        works.pop(sequence, None)
-        self._give_back(sequence)
-        sequence.phase = Phase.WAITING
-        sequence.preempted += 1
-        self._lines[sequence.tenant].wait(sequence)
-        self.preemptions += 1
+    # books
 
     def _charge(self, work: Work) -> None:
         sequence = work.sequence
@@ -377,7 +262,7 @@ class Scheduler:
         if sequence.phase is Phase.WAITING:
             line.waiting.remove(sequence)
         else:
-            self._give_back(sequence)
+            self._residents.release(sequence)
         sequence.phase = Phase.DONE
         del self._by_id[sequence.id]
         self.in_flight[sequence.served] -= 1
@@ -387,11 +272,6 @@ class Scheduler:
             del self._lines[sequence.tenant]
         self._fair.leave(sequence.tenant)
         return Event(sequence, None, reason)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self._lines[sequence.tenant].release(sequence)
-        self._admitted -= 1
-        self._kv.release(sequence)
 
 
 def _load(works: Iterable[Work]) -> Load:

@@ -23,8 +23,8 @@ from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_blob, folder_digest
 from tenantry_engine.engine import Engine
 from tenantry_engine.replica import Replica
-from tenantry_engine.scheduler import Event
 from tenantry_engine.sequence import Sampling, Sequence
+from tenantry_engine.work import Event
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 

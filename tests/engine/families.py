@@ -9,7 +9,7 @@ from typing import Any
 
 import engine_world as world
 import torch
-from tenantry_engine.scheduler import Event
+from tenantry_engine.work import Event
 from tokenizers import Tokenizer
 from transformers import (
     LlamaConfig,

@@ -7,8 +7,9 @@ from collections import Counter
 from tenantry_engine.chunk import StepSize
 from tenantry_engine.pages import PagePool
 from tenantry_engine.prefix import Space
-from tenantry_engine.scheduler import Event, Scheduler, Work
+from tenantry_engine.scheduler import Scheduler
 from tenantry_engine.sequence import Phase, Sampling, Sequence
+from tenantry_engine.work import Event, Work
 
 PAGE = 16
 SPACE = Space("sha256:base", "bfloat16", "{}")

@@ -36,7 +36,7 @@ from tenantry_engine.ipc.messages import (
     frame,
     to_engine,
 )
-from tenantry_engine.scheduler import Event
+from tenantry_engine.work import Event
 
 log = logging.getLogger(__name__)
 

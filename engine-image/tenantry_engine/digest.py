@@ -1,8 +1,8 @@
 """Digests: what an adapter and a base model are called, whatever their names.
 
 An adapter blob is `u64le(len(config)) || config || u64le(len(weights)) || weights`; its SHA-256 names the adapter.
-A base model's digest is the SHA-256 over its `config.json` and its `*.safetensors` in the order of their names, each as
-`<file name> NUL <SHA-256 of the content, hex> LF`.
+A base model's digest is the SHA-256 over its `config.json`, then its `*.safetensors` and the index that says which of
+them are read, in the order of their names, each as `<file name> NUL <SHA-256 of the content, hex> LF`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tenantry_engine.errors import AdapterError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -67,7 +68,8 @@ def file_sha256(path: Path) -> str:
 
 def model_digest(folder: Path) -> str:
     """`sha256:<hex>` of the base model in a folder."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    index = [folder / INDEX_FILE] if (folder / INDEX_FILE).is_file() else []
+    files = [folder / "config.json", *sorted([*index, *folder.glob("*.safetensors")])]
     total = hashlib.sha256()
     with ThreadPoolExecutor(max_workers=4) as pool:
         for path, content in zip(files, pool.map(file_sha256, files), strict=True):

@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tenantry_engine.digest import INDEX_FILE
 from tenantry_engine.errors import EngineError
 
-INDEX_FILE = "model.safetensors.index.json"
 WHOLE_FILE = "model.safetensors"
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _MAX_JSON_BYTES = 64 << 20

@@ -9,8 +9,9 @@ import families
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tenantry_engine.digest import INDEX_FILE
 from tenantry_engine.errors import EngineError
-from tenantry_engine.loader import INDEX_FILE, Weights, read_config, weight_files
+from tenantry_engine.loader import Weights, read_config, weight_files
 from tenantry_engine.models import load_model
 from transformers import AutoModelForCausalLM
 

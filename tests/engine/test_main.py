@@ -79,6 +79,19 @@ def test_model_digest_covers_names_and_contents(tiny: world.TinyModel, tmp_path:
     assert model_digest(folder) != first
 
 
+def test_model_digest_covers_which_weights_are_read(tiny: world.TinyModel, tmp_path: Path) -> None:
+    folder = copy_of(tiny.folder, tmp_path / "m")
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    digests = [model_digest(folder)]
+    index = folder / "model.safetensors.index.json"
+    for name in ("model.safetensors", "other.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        digests.append(model_digest(folder))
+    assert len(set(digests)) == 3
+    index.unlink()
+    assert model_digest(folder) == digests[0]
+
+
 def test_pool_fits_the_memory_and_one_request(tiny: world.TinyModel, tmp_path: Path) -> None:
     replica = Replica.load(config(tiny.folder, tmp_path), None)
     model = replica.engine._runner.model

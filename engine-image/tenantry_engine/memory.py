@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tenantry_kernels import PAGE_TOKENS, LoraShape, layout
 
 from tenantry_engine.config import PROJECTIONS, LoraConfig
 from tenantry_engine.errors import EngineError
 
-_SHARE_OF_MEMORY = 0.4
+_SHARE_OF_HOST = 0.4
+"""The HTTP process, the adapters' files in the page cache and whatever else runs there need the rest."""
+
+_SHARE_OF_DEVICE = 0.8
+"""Activations, captured graphs and what the allocator cannot join again need the rest."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ def size_pool(
     max_model_len: int,
     slots: int,
     pool_bytes: int | None,
-    available: int,
+    budget: int,
 ) -> Sizes:
-    """`pool_bytes` as told; else room for `slots` sequences and adapters of full size, within 40 % of the memory.
+    """`pool_bytes` as told; else room for `slots` sequences and adapters of full size, within `budget` bytes.
 
     Raises EngineError when one sequence and one adapter of full size would not fit together.
     """
@@ -63,12 +69,25 @@ def size_pool(
             )
         return Sizes(pages, sequence_pages, adapter_pages)
     ideal = slots * (sequence_pages + adapter_pages)
-    fits = int(available * _SHARE_OF_MEMORY) // page_bytes
-    return Sizes(max(least, min(ideal, fits)), sequence_pages, adapter_pages)
+    return Sizes(max(least, min(ideal, budget // page_bytes)), sequence_pages, adapter_pages)
+
+
+def pool_budget(
+    device: str, ranks: int, device_memory: Callable[[str], tuple[int, int]] = torch.cuda.mem_get_info
+) -> int:
+    """Bytes that one rank's pool may take, once its weights are loaded, where nobody says how many.
+
+    On a CPU the `ranks` share the machine's memory; on an accelerator each has a device of its own, whose free bytes
+    (and all) `device_memory` tells.
+    """
+    if device == "cpu":
+        return int(available_bytes() * _SHARE_OF_HOST) // ranks
+    free, _ = device_memory(device)
+    return int(free * _SHARE_OF_DEVICE)
 
 
 def available_bytes() -> int:
-    """Memory that this process may still take: of the machine, or of its cgroup where that is less."""
+    """Host memory that this process may still take: of the machine, or of its cgroup where that is less."""
     free = 1 << 32
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):

@@ -19,7 +19,7 @@ from tenantry_engine.executor import Executor
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.ipc.messages import Facts
 from tenantry_engine.loader import Weights
-from tenantry_engine.memory import available_bytes, size_pool
+from tenantry_engine.memory import pool_budget, size_pool
 from tenantry_engine.models import load_model
 from tenantry_engine.parallel.group import SOLO
 from tenantry_engine.parallel.leader import Ranks
@@ -65,7 +65,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_model_len=length,
         slots=config.slots,
         pool_bytes=config.pool_bytes,
-        available=available_bytes() // config.tensor_parallel_size,
+        budget=pool_budget(config.device, config.tensor_parallel_size),
     )
     if ranks:
         ranks.allocate(sizes.pages, length)

@@ -12,7 +12,7 @@ import pytest
 from tenantry_engine.config import EngineConfig, configure
 from tenantry_engine.digest import model_digest
 from tenantry_engine.errors import EngineError
-from tenantry_engine.memory import size_pool
+from tenantry_engine.memory import available_bytes, pool_budget, size_pool
 from tenantry_engine.options import parser
 from tenantry_engine.replica import Replica
 
@@ -99,10 +99,28 @@ def test_pool_fits_the_memory_and_one_request(tiny: world.TinyModel, tmp_path: P
         "shape": model.lora_shape, "page_elems": model.kv_shape.page_elems, "page_bytes": 8192,
         "lora": replica.engine.config.lora, "max_model_len": 500, "slots": 4, "pool_bytes": None,
     }  # fmt: skip
-    ample = size_pool(**common, available=1 << 40)
+    ample = size_pool(**common, budget=1 << 40)
     assert ample.pages == 4 * (ample.sequence_pages + ample.adapter_pages)
-    scarce = size_pool(**common, available=1)
+    scarce = size_pool(**common, budget=1)
     assert scarce.pages == ample.sequence_pages + ample.adapter_pages
+    tight = size_pool(**common, budget=8192 * (scarce.pages + 3))
+    assert tight.pages == scarce.pages + 3
+
+
+def test_pages_on_an_accelerator_are_counted_by_its_own_free_memory() -> None:
+    asked = []
+
+    def of(device: str) -> tuple[int, int]:
+        asked.append(device)
+        return 10 << 30, 80 << 30
+
+    assert pool_budget("cuda:1", 4, of) == 8 << 30, (
+        "each rank has a device of its own; the host's size is no matter"
+    )
+    assert asked == ["cuda:1"]
+    assert pool_budget("cpu", 1, of) < available_bytes()
+    assert pool_budget("cpu", 1 << 20, of) < 1 << 30, "on a CPU the ranks share one memory"
+    assert asked == ["cuda:1"]
 
 
 def test_identities_or_an_open_door_must_be_chosen(tiny: world.TinyModel) -> None:

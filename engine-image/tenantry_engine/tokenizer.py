@@ -21,7 +21,7 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Unicode's noncharacters: reserved for use inside a program, never for interchange."""
 
 
-_TOOL_MARKS = ("<tool_call>", "</tool_call>")
+_TOOL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 """Tokens that a reader of tool calls must see in the output, also where a model calls them special."""
 
 _SENTINEL = "\x02"
@@ -67,9 +67,9 @@ class Tokenizer:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
-    def special_tokens(self) -> list[str]:
-        """The texts of all tokens that the template alone may emit."""
-        return list(self._special)
+    def special_tokens(self) -> dict[str, int]:
+        """All tokens that the template alone may emit: their texts and ids."""
+        return {text: number for text, (number, _) in self._special.items()}
 
     @property
     def template_source(self) -> str:

@@ -15,8 +15,12 @@ from tenantry_engine import grammar
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.sampler import Sampler
 from tenantry_engine.sequence import Sampling, Sequence
-from tenantry_engine.server.tools import Call, Hermes, Llama3, Reader, Tool, ToolFormat, find_format
+from tenantry_engine.server.text import Choice
+from tenantry_engine.server.text import Form as TextForm
+from tenantry_engine.server.tools import Call, Hermes, Llama3, Mistral, Reader, Tool, ToolFormat, find_format
 from tenantry_engine.tokenizer import TextStream, Tokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HfTokenizer
 
 SCHEMA = {
     "type": "object",
@@ -25,12 +29,25 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = [Tool("add", SCHEMA), Tool("get-time", {})]
-FORMS = [Hermes(as_tokens=True), Hermes(as_tokens=False), Llama3()]
+MARKS = {"[TOOL_CALLS]": 900, "[ARGS]": 901}
+FORMS = [Hermes(as_tokens=True), Hermes(as_tokens=False), Llama3(), Mistral({}, named=False)]
+NAMES = ["tokens", "text", "llama3", "mistral-text", "mistral-list", "mistral-named"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(make_tool_model(tmp_path_factory.mktemp("model")).folder)
+    folder = make_tool_model(tmp_path_factory.mktemp("model")).folder
+    file = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    file.add_special_tokens([AddedToken(text, special=True) for text in MARKS])
+    file.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+@pytest.fixture(params=NAMES)
+def form(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> ToolFormat:
+    """Every form; Mistral's both ones with marks that are tokens, as its models have them."""
+    mistral = [Mistral(tokenizer.special_tokens, named=named) for named in (False, True)]
+    return dict(zip(NAMES, [*FORMS, *mistral], strict=True))[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +98,36 @@ ADD = ("add", '{"x": 1}')
         (2, 'so: {"name": "add", "parameters": {"x": 1}}', None, []),
         (2, "{" * 5000, None, []),
         (2, "", "", []),
+        (3, '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}}]', "", [ADD]),
+        (3, 'a\n[TOOL_CALLS][{"name":"add","arguments":{"x":1},"id":"abcdefghi"}]b', "a\nb", [ADD]),
+        (3, '[TOOL_CALLS] [{"name": "get-time"}, {"name": "add", "arguments": {"x": 1}}]', "",
+         [("get-time", "{}"), ADD]),
+        (3, '[TOOL_CALLS]add[ARGS]{"x": 1}', "", [ADD]),
+        (3, '[TOOL_CALLS] add [TOOL_CALLS]add[ARGS] {"x": 1}', "[TOOL_CALLS] add ", [ADD]),
+        (3, 'a[TOOL_CALLS]add[ARGS]{"x": 1}[TOOL_CALLS]get-time[ARGS]{}', "a", [ADD, ("get-time", "{}")]),
+        (3, '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"x": 1}', "", [ADD]),
+        (3, '[TOOL_CALLS]add{"x": 1}', "", [ADD]),
+        (3, '[TOOL_CALLS]add[ARGS]{"x": 1, "s": "}]\\"[TOOL_CALLS]\\\\"}', "",
+         [("add", '{"x": 1, "s": "}]\\"[TOOL_CALLS]\\\\"}')]),
+        (3, '[TOOL_CALLS][TOOL_CALLS]add[ARGS]{"x": 1}', "[TOOL_CALLS]", [ADD]),
+        (3, '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}}, {"name": "rm", "arguments": {}}]', None, []),
+        (3, '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}}', None, []),
+        (3, "[TOOL_CALLS] []", None, []),
+        (3, '[TOOL_CALLS] [["add"], 5, null, "add"]', None, []),
+        (3, '[TOOL_CALLS] [{"name": ["add"], "arguments": {}}]', None, []),
+        (3, '[TOOL_CALLS]rm[ARGS]{"x": 1}', None, []),
+        (3, '[TOOL_CALLS]add[ARGS]{"x": 1', None, []),
+        (3, "[TOOL_CALLS]add[ARGS]{x}", None, []),
+        (3, '[TOOL_CALLS]add[ARGS]["x"]', None, []),
+        (3, '[TOOL_CALLS]add[ARGS] so {"x": 1}', None, []),
+        (3, "[TOOL_CALLS]add[ARGS]", None, []),
+        (3, "[TOOL_CALLS] " + "[" * 5000, None, []),
+        (3, "[TOOL_CALLS] " + "[" * 3000 + "]" * 3000, None, []),
+        (3, "[TOOL_CALLS]" + "x" * 400 + '{"x": 1}', None, []),
+        (3, "[TOOL_CALLS]" * 40, None, []),
+        (3, "a [TOOL_CA", None, []),
+        (3, '[{"name": "add", "arguments": {"x": 1}}]', None, []),
+        (3, 'add[ARGS]{"x": 1}', None, []),
     ],
 )  # fmt: skip
 def test_calls_are_read_however_the_text_is_cut(
@@ -94,12 +141,54 @@ def test_calls_are_read_however_the_text_is_cut(
         assert read(FORMS[form].reader(names), cut(text, draw)) == want
 
 
+@pytest.mark.parametrize("value", [r'"\ud800"', "NaN", "1e999", "-Infinity"])
+def test_what_json_cannot_say_again_is_no_call(value: str) -> None:
+    for form, text in (
+        (0, f'<tool_call>{{"name": "add", "arguments": {{"x": {value}}}}}</tool_call>'),
+        (2, f'{{"name": "add", "parameters": {{"x": {value}}}}}'),
+        (3, f'[TOOL_CALLS]add[ARGS]{{"x": {value}}}'),
+        (3, f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"x": {value}}}}}]'),
+    ):
+        assert read(FORMS[form].reader(["add"]), [text]) == (text, [])
+
+
 def test_content_is_not_kept_waiting() -> None:
     reader = FORMS[0].reader(["add"])
     assert reader.push("hello <b") == ("hello <b", [])
     assert reader.push(" <tool") == (" ", [])
     assert reader.push("s>") == ("<tools>", [])
     assert FORMS[2].reader(["add"]).push("hello") == ("hello", [])
+    reader = FORMS[3].reader(["add"])
+    assert reader.push("hello [TOOL") == ("hello ", [])
+    assert reader.push("S] [TOOL_CALLS] x{") == ("[TOOLS] [TOOL_CALLS] x{", [])
+    assert reader.push("[TOOL_CALLS]" + "y" * 300)[0].startswith("[TOOL_CALLS]y"), "a name has an end"
+
+
+def test_calls_of_mistral_come_at_once_with_ids_that_its_templates_take_back() -> None:
+    reader = FORMS[3].reader(["add"])
+    ids = []
+    for piece in ('[TOOL_CALLS]add[ARGS]{"x": 1}', '[TOOL_CALLS][{"name": "add", "arguments": {"x": 1}}]'):
+        content, [call] = reader.push(piece)
+        assert (content, call.name, call.arguments) == ("", *ADD)
+        ids.append(call.id)
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize("text", ['[{"name": "add", "arguments": {"x": 1}}]', 'add[ARGS]{"x": 1}'])
+def test_marks_that_are_special_tokens_reach_the_reader(tokenizer: Tokenizer, text: str) -> None:
+    marks = tokenizer.special_tokens
+    ids = [marks["[TOOL_CALLS]"]]
+    for index, part in enumerate(text.split("[ARGS]")):
+        ids += [marks["[ARGS]"]] * (index > 0) + tokenizer.encode_middle(part)
+    choice = Choice(0, tokenizer, TextForm(), reader=FORMS[3].reader(["add"]))
+    deltas = [choice.take(token, None) for token in ids] + [choice.take(None, "stop")]
+    assert "".join(delta.text for delta in deltas) == ""
+    assert [(call.name, call.arguments) for call in choice.whole.calls] == [ADD]
+    assert choice.finish == "tool_calls"
+    assert tokenizer.encode_middle("[TOOL_CALLS]") != [marks["[TOOL_CALLS]"]], (
+        "a message never says the token"
+    )
 
 
 def answer(
@@ -133,7 +222,6 @@ def check(call: Call | tuple[str, str]) -> None:
         jsonschema.validate(value, SCHEMA)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["tokens", "text", "llama3"])
 def test_forced_calls_are_read_back(grammars: Grammars, tokenizer: Tokenizer, form: ToolFormat) -> None:
     tools = [TOOLS[0], Tool("neg", {"properties": {}, "additionalProperties": False})]
     seen = set()
@@ -150,12 +238,11 @@ def test_forced_calls_are_read_back(grammars: Grammars, tokenizer: Tokenizer, fo
     assert seen == {"add", "neg"}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["tokens", "text", "llama3"])
 def test_strict_rules_leave_text_free_and_hold_calls(
     grammars: Grammars, tokenizer: Tokenizer, form: ToolFormat
 ) -> None:
     source = grammar.from_lark(form.strict_rules([TOOLS[0]]))
-    mark = tokenizer.token_id("<tool_call>")
+    mark = tokenizer.token_id("[TOOL_CALLS]" if isinstance(form, Mistral) else "<tool_call>")
     begin = "{" if isinstance(form, Llama3) else "<"
     bias = {tokenizer.encode(begin)[0]: 4.0, mark: 4.0, 2: 2.0}  # type: ignore[dict-item]
     read_calls, read_text = 0, 0
@@ -166,18 +253,24 @@ def test_strict_rules_leave_text_free_and_hold_calls(
         for call in calls:
             check(call)
     assert read_text
-    assert read_calls or form is FORMS[1], "spelling the mark out by chance is rare"
+    assert read_calls or form in (FORMS[1], FORMS[3]), "spelling the mark out by chance is rare"
 
 
 def test_families_are_told_by_their_templates() -> None:
-    marks = ["<tool_call>", "</tool_call>"]
+    marks = {"<tool_call>": 5, "</tool_call>": 6}
     qwen = find_format("{% if tools %}<tool_call>{% endif %}", marks)
     assert isinstance(qwen, Hermes)
     assert "call: <tool_call>" in qwen.rules(TOOLS, parallel=True)
-    spelled = find_format("{% if tools %}<tool_call>{% endif %}", [])
+    spelled = find_format("{% if tools %}<tool_call>{% endif %}", {})
     assert spelled is not None
     assert 'call: "<tool_call>"' in spelled.rules(TOOLS, parallel=True)
     llama = '{% if tools %}Environment: ipython {"name": n, "parameters": p}{% endif %}'
-    assert isinstance(find_format(llama, []), Llama3)
-    assert find_format(world.TEMPLATE, []) is None
-    assert find_format("{% if tools %}[TOOL_CALLS]{% endif %}", []) is None
+    assert isinstance(find_format(llama, {}), Llama3)
+    assert find_format(world.TEMPLATE, {}) is None
+    older = find_format("{% if tools %}[TOOL_CALLS] [{{ calls }}]{% endif %}", MARKS)
+    assert isinstance(older, Mistral)
+    assert older.rules(TOOLS, parallel=True).startswith("calls: <[900]> body\n")
+    newer = find_format("{% if tools %}[TOOL_CALLS]f[ARGS]{{ arguments }}{% endif %}", MARKS)
+    assert newer is not None
+    assert '"add" <[901]> arguments_0' in newer.rules(TOOLS, parallel=True)
+    assert find_format("[TOOL_CALLS]", MARKS) is None

@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
 
-from tenantry_engine.grammar import with_json_options
+from tenantry_engine.server.calls import Call, Reader, Tool, ToolFormat, any_call, call_of, loads, overlap
+from tenantry_engine.server.mistral import ARGUMENTS, BEGIN, Mistral
 
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that the model may call."""
-
-    name: str
-    parameters: dict[str, Any]  # JSON schema of its arguments
-    strict: bool = False
+__all__ = ["Call", "Hermes", "Llama3", "Mistral", "Reader", "Tool", "ToolFormat", "find_format"]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call that the model made."""
-
-    name: str
-    arguments: str  # JSON object
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
-
-
-class Reader(Protocol):
-    """Takes an answer's text as it comes and tells calls from content."""
-
-    def push(self, text: str) -> tuple[str, list[Call]]:
-        """More text -> content that is certain now, and calls that are complete."""
-
-    def finish(self) -> tuple[str, list[Call]]:
-        """The end of the text -> the rest of both."""
-
-
-class ToolFormat(Protocol):
-    """How one family writes calls."""
-
-    def rules(self, tools: Sequence[Tool], parallel: bool) -> str:
-        """Lark rules of `calls`: one call or, if `parallel`, several."""
-
-    def strict_rules(self, tools: Sequence[Tool]) -> str:
-        """Lark rules of `start`: any text, with calls in it of this form alone."""
-
-    def reader(self, names: Collection[str]) -> Reader:
-        """For answers that may call these tools. What calls another is content."""
-
-
-def find_format(template: str, marks: Collection[str]) -> ToolFormat | None:
+def find_format(template: str, marks: Mapping[str, int]) -> ToolFormat | None:
     """The form that a chat template teaches; None when it is none that we read. `marks`: texts that are tokens."""
     if "tools" not in template:
         return None
     if "<tool_call>" in template:
         return Hermes(as_tokens=Hermes.begin in marks and Hermes.end in marks)
+    if BEGIN in template:
+        return Mistral(marks, named=ARGUMENTS in template)
     if '"parameters"' in template and ("ipython" in template or "python_tag" in template):
         return Llama3()
     return None
@@ -79,7 +40,7 @@ class Hermes:
         return (
             f"calls: call{more}\n"
             + f'call: {self._begin} "\\n" any_call "\\n" {self._end}\n'
-            + _any_call(tools, "arguments")
+            + any_call(tools, "arguments")
         )
 
     def strict_rules(self, tools: Sequence[Tool]) -> str:
@@ -88,7 +49,7 @@ class Hermes:
             f'start: (head "\\n" any_call "\\n" {self._end})* TEXT\n'
             + f"head{lazy}: TEXT {self._begin}\n"
             + "TEXT: /(.|\\n)*/\n"
-            + _any_call(tools, "arguments")
+            + any_call(tools, "arguments")
         )
 
     def reader(self, names: Collection[str]) -> Reader:
@@ -100,7 +61,7 @@ class Llama3:
 
     def rules(self, tools: Sequence[Tool], parallel: bool) -> str:
         more = ' ("; " any_call)*' if parallel else ""
-        return f"calls: any_call{more}\n" + _any_call(tools, "parameters")
+        return f"calls: any_call{more}\n" + any_call(tools, "parameters")
 
     def strict_rules(self, tools: Sequence[Tool]) -> str:
         return "start: calls | TEXT\nTEXT: /[^{\\s](.|\\n)*/\n" + self.rules(tools, parallel=True)
@@ -121,7 +82,7 @@ class _HermesReader:
         while True:
             begin = self._held.find(Hermes.begin)
             if begin < 0:
-                keep = _overlap(self._held, Hermes.begin)
+                keep = overlap(self._held, Hermes.begin)
                 content += self._held[: len(self._held) - keep]
                 self._held = self._held[len(self._held) - keep :]
                 return content, calls
@@ -131,7 +92,7 @@ class _HermesReader:
                 return content, calls
             inside = self._held[len(Hermes.begin) : end]
             whole, self._held = self._held[: end + len(Hermes.end)], self._held[end + len(Hermes.end) :]
-            call = _call(_loads(inside), ("arguments",), self._names)
+            call = call_of(loads(inside), ("arguments",), self._names)
             if call is None:
                 content += whole
             else:
@@ -140,7 +101,7 @@ class _HermesReader:
     def finish(self) -> tuple[str, list[Call]]:
         rest, self._held = self._held, ""
         # models end without the closing mark when their end-of-text token comes first
-        call = _call(_loads(rest.removeprefix(Hermes.begin)), ("arguments",), self._names)
+        call = call_of(loads(rest.removeprefix(Hermes.begin)), ("arguments",), self._names)
         return ("", [call]) if call is not None and rest.startswith(Hermes.begin) else (rest, [])
 
 
@@ -171,40 +132,8 @@ class _Llama3Reader:
                 value, at = decoder.raw_decode(held, at)
             except (ValueError, RecursionError):
                 return held, []
-            call = _call(value, ("parameters", "arguments"), self._names)
+            call = call_of(value, ("parameters", "arguments"), self._names)
             if call is None:
                 return held, []
             calls.append(call)
         return ("", calls) if calls else (held, [])
-
-
-def _call(value: Any, keys: Sequence[str], names: Collection[str]) -> Call | None:
-    if not isinstance(value, dict) or value.get("name") not in names:
-        return None
-    for key in keys:
-        if isinstance(value.get(key), dict):
-            return Call(value["name"], json.dumps(value[key], ensure_ascii=False))
-    return Call(value["name"], "{}") if not value.keys() & set(keys) else None
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that `mark` begins with."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
-
-
-def _any_call(tools: Sequence[Tool], key: str) -> str:
-    """Rules of one call's JSON, in the very form that the templates show to the model."""
-    rules = ["any_call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
-    for i, tool in enumerate(tools):
-        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{key}": ', ensure_ascii=True)
-        schema = with_json_options({"type": "object", **tool.parameters})
-        rules.append(f'call_{i}: {head} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: %json {json.dumps(schema)}")
-    return "\n".join(rules) + "\n"

@@ -150,6 +150,9 @@ class World:
             end = work.start + work.count
             assert sequence.phase in (Phase.PREFILL, Phase.DECODE)
             assert work.count >= 1
+            assert sequence.adapter is None or self.adapters.ready(sequence.adapter), (
+                "its pages are not filled"
+            )
             assert work.start == sequence.computed
             assert end <= len(sequence.tokens)
             assert len(sequence.pages) * PAGE >= end, "a token has no page"
@@ -167,8 +170,9 @@ class World:
         waiting = [s for line in scheduler._lines.values() for s in line.waiting]
         assert {s.id for s in live} == {s.id for s in [*admitted, *waiting]}
         assert len(live) == len(admitted) + len(waiting)
-        assert scheduler.running == len(admitted)
+        assert (scheduler.running, scheduler.waiting) == (len(admitted), len(waiting))
         assert all(s.pages for s in admitted)
+        assert not any(s.overtaken or s.passed_at is not None for s in admitted)
         assert not any(s.pages or s.computed for s in waiting)
         uses = Counter(page for s in admitted for page in s.pages)
         adapters = Counter(s.adapter for s in admitted if s.adapter is not None)
@@ -180,6 +184,8 @@ class World:
         assert set(uses) == pool._private
         assert all(count == 1 for count in uses.values()), "a private page belongs to two sequences"
         for line in scheduler._lines.values():
+            for held in (line.waiting, line.admitted):
+                assert held == sorted(held, key=lambda s: s.arrival)
             pages = {page for s in line.admitted for page in s.pages}
             names = {s.adapter for s in line.admitted} - {None}
             assert line.footprint(pool) == len(pages) + sum(len(pool.pages_of(name)) for name in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_world import World
 from tenantry_engine.admission import LOADS, OVERTAKERS
-from tenantry_engine.preemption import LIMIT
+from tenantry_engine.preemption import LIMIT, victim
 from tenantry_engine.sequence import Phase
 
 
@@ -97,3 +97,55 @@ def test_a_tenants_line_does_not_wait_for_the_loads_of_another() -> None:
     for _ in range(40):
         world.step()
     assert sum(world.ended[s.id] for s in world.sequences if s.tenant == "warm") == 3 * OVERTAKERS
+
+
+def test_a_request_that_often_gave_way_is_spared_as_long_as_there_is_another() -> None:
+    world = World()
+    first, last = (world.add(output=60) for _ in range(2))
+    world.step()
+    lines = world.scheduler._lines.values()
+    assert victim(lines, world.pool) is last
+    last.preempted = LIMIT
+    assert victim(lines, world.pool) is first
+    first.preempted = LIMIT
+    assert victim(lines, world.pool) is last, "somebody has to"
+
+
+def test_pages_are_weighed_by_the_weight_of_their_tenant() -> None:
+    world = World()
+    light = world.add("light", prompt=20, output=60)
+    heavy = world.add("heavy", prompt=60, output=60, weight=4)
+    for _ in range(5):
+        world.step()
+    assert len(light.pages) < len(heavy.pages) < 4 * len(light.pages)
+    assert victim(world.scheduler._lines.values(), world.pool) is light
+
+
+def test_a_load_that_fails_makes_room_for_another() -> None:
+    names = {f"a{i}": 1 for i in range(2 * LOADS)}
+    world = World(slots=16, pages=200, **names)
+    for name in names:
+        world.add(adapter=name)
+    world.step()
+    failing = list(world.adapters.loading)
+    for name in failing:
+        world.fail_load(name)
+    world.step()
+    assert len(failing) == LOADS
+    assert set(world.adapters.loading) == set(names) - set(failing)
+
+
+def test_a_request_for_an_adapter_that_is_being_loaded_waits_for_that_load() -> None:
+    """It takes none of the loads that may be under way, and runs no sooner than the pages are filled."""
+    names = {f"a{i}": 1 for i in range(LOADS)}
+    world = World(slots=LOADS + 2, pages=200, **names)
+    for name in names:
+        world.add(adapter=name)
+    world.step()
+    second = world.add(adapter="a0")
+    for _ in range(2):
+        world.step()
+        assert second.phase is Phase.LOADING
+    world.finish_load("a0")
+    world.step()
+    assert world.tokens[second.id] == 1

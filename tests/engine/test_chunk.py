@@ -86,6 +86,17 @@ def test_a_prompt_goes_on_at_any_depth() -> None:
     )
 
 
+def test_what_was_measured_long_ago_no_longer_counts() -> None:
+    size, running = StepSize(target=0.1, ceiling=256), Load(8, 800)
+    for _ in range(9):
+        size.measured(Load.of(0, 64), 5.0)
+    for _ in range(600):
+        size.measured(running, 0.01)
+    for load, seconds in (*[(Load.of(0, 64), 0.02)] * 3, *[(running, 0.01)] * 8):
+        size.measured(load, seconds)
+    assert size.room(running, decoding=running, start=0) >= 64
+
+
 def test_nobody_waits_for_a_step_without_running_requests() -> None:
     size = StepSize(target=0.01, ceiling=256)
     size.measured(Load.of(0, 256), 5.0)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from schedule_world import World
+from tenantry_engine.chunk import Load, StepSize
 from tenantry_engine.sequence import Phase
 
 
@@ -18,6 +19,17 @@ def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
     assert rows == [32, 32, 32, 8]  # 31 of the prompt beside one decode, three times, then the rest
     assert world.tokens[short.id] == 5
     assert world.tokens[long.id] == 1
+
+
+def test_a_chunk_beside_a_running_request_is_as_large_as_the_time_allows() -> None:
+    size = StepSize(target=0.1, ceiling=64)
+    world = World(step_tokens=64, size=size)
+    world.add(output=20)
+    world.step(seconds=1.0)  # a slow machine
+    running = Load.of(8, 1)
+    room = size.room(running, decoding=running, start=0)
+    world.add(prompt=100, output=2)
+    assert world.step(seconds=1.0) == 1 + room < 20
 
 
 def test_a_request_waits_for_its_adapter_without_holding_up_others() -> None:
@@ -121,6 +133,30 @@ def test_idling_earns_no_credit() -> None:
     assert gained["idle"] <= 1.2 * gained["busy"], gained
 
 
+def test_a_newcomer_stands_with_the_least_of_those_that_want_prompt_tokens() -> None:
+    world = World(step_tokens=32)
+    for tenant in "ab":
+        world.add(tenant, prompt=320, output=1)
+    for _ in range(3):
+        world.step()
+    assert (world.scheduler.service("a"), world.scheduler.service("b")) == (64, 32), "a was served last"
+    world.add("c")
+    assert world.scheduler.service("c") == 32
+
+
+def test_where_nobody_wants_prompt_tokens_a_newcomer_stands_with_the_last_that_was_given_some() -> None:
+    world = World(step_tokens=128)
+    world.add("decodes", prompt=8, output=50)
+    world.step()
+    world.add("last", prompt=100, output=1)
+    given = world.scheduler.service("last") + 100 + 2
+    for _ in range(4):
+        world.step()
+    assert world.scheduler.service("decodes") < 50
+    world.add("new")
+    assert world.scheduler.service("new") == given
+
+
 def test_an_empty_queue_has_no_memory() -> None:
     world = World()
     for number in range(500):
@@ -156,6 +192,30 @@ def test_abort_in_every_phase_releases_everything_once(phase: Phase) -> None:
     assert counts.kv == 0
     assert counts.adapter == 0
     assert world.scheduler.running == world.scheduler.waiting == 0
+
+
+def test_outstanding_tokens_are_what_is_left_to_do() -> None:
+    world = World(slots=1)
+    world.add(prompt=40, output=10)
+    world.add(prompt=20, output=5)
+    left = [world.scheduler.outstanding_tokens]
+    for _ in range(3):  # 32 tokens of the first prompt; the rest of it; one token of output
+        world.step()
+        left.append(world.scheduler.outstanding_tokens)
+    assert left == [75, 43, 35, 34]
+    world.run()
+    assert world.scheduler.outstanding_tokens == 0
+
+
+def test_a_request_ends_when_its_deadline_has_come() -> None:
+    world = World()
+    late, other = world.add(output=50, deadline=5.0), world.add(output=50)
+    world.step()
+    assert world.scheduler.expire(4.9) == []
+    [event] = world.scheduler.expire(5.0)
+    assert (event.sequence, event.finish, event.token) == (late, "deadline", None)
+    assert list(world.scheduler.sequences()) == [other]
+    world.check()
 
 
 def test_preemption_keeps_seniority_and_charges_once() -> None:

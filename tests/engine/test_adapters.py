@@ -99,24 +99,39 @@ def test_a_good_one(good: Path, base: Base) -> None:
         ("init_lora_weights", "olora"),
         ("init_lora_weights", "loftq"),
         ("init_lora_weights", 1),
+        ("init_lora_weights", 0),
         ("peft_type", "IA3"),
         ("task_type", "SEQ_CLS"),
         ("use_qalora", True),
         ("a_field_of_tomorrow", 3),
+        ("a_field_of_tomorrow", 0),
         ("r", 0),
         ("r", 4.5),
         ("r", True),
+        ("r", 1 << 16),
         ("lora_alpha", "8"),
+        ("lora_alpha", True),
+        ("lora_alpha", 1e300),
         ("rank_pattern", [1]),
         ("rank_pattern", {"q_proj": -1}),
+        ("alpha_pattern", {"q_proj": "8"}),
         ("target_modules", None),
+        ("target_modules", []),
         ("target_modules", {"q_proj": 1}),
+        ("exclude_modules", ["k_proj", 1]),
         ("layers_to_transform", "0"),
+        ("layers_to_transform", [True]),
         ("use_rslora", "yes"),
+        ("ensure_weight_tying", 1),
     ],
 )
 def test_configuration_is_an_allow_list(good: Path, base: Base, field: str, value: object) -> None:
     refused("UnsupportedConfig", f"`{field}", lambda: checked(good, base, **{field: value}))
+
+
+def test_layers_of_a_pattern_are_refused_as_by_peft(good: Path, base: Base) -> None:
+    both = {"target_modules": ".*(q|down)_proj", "layers_to_transform": [0, 1]}
+    refused("UnsupportedConfig", "`layers_to_transform` must be absent", lambda: checked(good, base, **both))
 
 
 def test_unknown_fields_may_stand_at_their_default(good: Path, base: Base) -> None:
@@ -125,10 +140,21 @@ def test_unknown_fields_may_stand_at_their_default(good: Path, base: Base) -> No
     )
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"r": NaN}', b"[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{", b"[" * 100_000, b"\xff\xfe",
+        b'{"peft_type": "LORA", "lora_alpha": NaN, "target_modules": "q_proj"}',
+        b'{"peft_type": "IA3", "peft_type": "LORA", "target_modules": "q_proj"}',
+    ],
+)  # fmt: skip
 def test_configuration_that_is_no_json(base: Base, good: Path, text: bytes) -> None:
     weights = (good / "adapter_model.safetensors").read_bytes()
-    refused("UnsupportedConfig", "adapter_config", lambda: checked_bytes(text, weights, base))
+    refused(
+        "UnsupportedConfig",
+        "`adapter_config.json`: the file must",
+        lambda: checked_bytes(text, weights, base),
+    )
 
 
 def test_limits_of_the_pool(good: Path, base: Base) -> None:
@@ -203,10 +229,20 @@ ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
         (struct.pack("<Q", 1 << 62) + b"{}", "header must fit"),
         (tensor_file(b"{"), "JSON"),
         (tensor_file(b"[" * 200_000), "JSON"),
+        (tensor_file(b"[]"), "JSON object"),
+        (tensor_file(b'{"__metadata__":[]}'), "`__metadata__`"),
+        (tensor_file(b" " * (2 << 20) + b"{}"), "header must fit"),
+        (tensor_file(f'{{"{"a" * 600}":{ENTRY}}}'.encode(), b"0000"), "at most 512 characters"),
         (tensor_file(f'{{"a":{ENTRY},"a":{ENTRY}}}'.encode(), b"0000"), "JSON"),
         (tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00000000"), "data must end"),
         (tensor_file(f'{{"a":{ENTRY}}}'.encode(), b"00"), "data must end"),
         (tensor_file(f'{{"a":{ENTRY},"b":{ENTRY}}}'.encode(), b"0000"), "begin where"),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', b"00000000"), "begin where"),
+        (
+            tensor_file(b'{"a":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[0,4]}}', b"0000"),
+            "at most 4 sizes",
+        ),
+        (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}', b"0000"), "two ascending"),
         (tensor_file(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"0000"), "shape"),
         (
             tensor_file(

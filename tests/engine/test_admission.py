@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedule_world import World
-from tenantry_engine.admission import LOADS, OVERTAKERS
+from tenantry_engine.admission import LOADS, OVERTAKERS, PATIENCE
 from tenantry_engine.preemption import LIMIT, victim
 from tenantry_engine.sequence import Phase
 
@@ -97,6 +97,24 @@ def test_a_tenants_line_does_not_wait_for_the_loads_of_another() -> None:
     for _ in range(40):
         world.step()
     assert sum(world.ended[s.id] for s in world.sequences if s.tenant == "warm") == 3 * OVERTAKERS
+
+
+def test_patience_ends_with_time_too() -> None:
+    world = World(pages=40)
+    holder = world.add("holder", prompt=300, output=150)
+    while holder.phase is not Phase.DECODE:
+        world.step()
+    large = world.add("large", prompt=400, output=1)
+    early = world.add("small")
+    for _ in range(PATIENCE + 1):
+        world.step()
+    assert world.ended[early.id]
+    late = world.add("small")
+    for _ in range(5):
+        world.step()
+    assert large.phase is late.phase is Phase.WAITING
+    world.run()
+    world.check_empty()
 
 
 def test_a_request_that_often_gave_way_is_spared_as_long_as_there_is_another() -> None:

@@ -89,6 +89,17 @@ def client_words(lab: Lab) -> None:
         assert lab.ask(name, secret, salt=salt, adapter=adapter).cached == 0, (salt, adapter)
 
 
+def tokens(lab: Lab) -> None:
+    """A prompt that differs in one bit of one token finds nothing from there on."""
+    draw = random.Random(9)
+    text = prompt(draw, 3 * PAGE)
+    lab.ask("victim", text)
+    for bit in range(17):
+        for place in (0, PAGE + 1, 2 * PAGE - 1):
+            other = [token ^ (1 << bit) if at == place else token for at, token in enumerate(text)]
+            assert lab.ask("victim", other).cached == place // PAGE * PAGE, (bit, place)
+
+
 def adapters(lab: Lab) -> None:
     """K and V of one adapter never serve another one, nor the base, nor the same name with new bytes."""
     draw = random.Random(4)
@@ -169,7 +180,7 @@ def order(lab: Lab, rounds: int = 24) -> None:
 
 
 CHECKS: list[Callable[[Lab], None]] = [
-    control, oracle, client_words, adapters, spaces, unfinished, timing, order,
+    control, oracle, client_words, tokens, adapters, spaces, unfinished, timing, order,
 ]  # fmt: skip
 
 
@@ -193,6 +204,21 @@ def auc_upper_bound(known: list[float], unknown: list[float]) -> float:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_engine_keeps_the_rule(check: Callable[[Lab], None]) -> None:
     check(Lab())
+
+
+def test_keys_tell_apart_whatever_their_fields_hold() -> None:
+    inner = f"base{SPACE.base}adapter"
+    assert SPACE.root("s", f"y{inner}a") != SPACE.root(f"s{inner}y", "a"), "a field that looks like others"
+    assert prefix._hash((b"salt", b"x")) != prefix._hash((b"adapter", b"x"))
+    config = {"head_dim": 64, "rope_theta": 1e4, "rope_scaling": {"factor": 2.0}, "rope_parameters": {"a": 1}}
+    changes = {
+        "head_dim": 32,
+        "rope_theta": 1e5,
+        "rope_scaling": {"factor": 4.0},
+        "rope_parameters": {"a": 2},
+    }
+    spaces = {Space.of("b", "d", {**config, name: value}) for name, value in changes.items()}
+    assert len(spaces | {Space.of("b", "d", config)}) == 5
 
 
 # the faults
@@ -227,6 +253,9 @@ FAULTS: dict[str, Callable[[], object]] = {
     "RoPE is left out": lambda: root(lambda s, salt, a: TRUE_ROOT(replace(s, rope=""), salt, a)),
     "blocks do not hang on each other": lambda: mock.patch.object(
         prefix, "block_key", lambda parent, tokens: TRUE_KEY(b"", tokens)
+    ),
+    "tokens are cut to a byte": lambda: mock.patch.object(
+        prefix, "block_key", lambda parent, tokens: TRUE_KEY(parent, [token & 255 for token in tokens])
     ),
     "blocks are published before they are computed": lambda: mock.patch.object(
         KvPages, "reserve", _publish_too_early

@@ -162,6 +162,22 @@ def test_blocks_leave_with_their_adapter() -> None:
     assert pool.counts().free == 8
 
 
+def test_an_adapter_that_was_to_leave_may_stay_but_its_blocks_are_not_added_to() -> None:
+    pool, _, evicted = make(8)
+    one = pool.reserve(1, "a", 2) or []
+    pool.publish(one[0], b"key", "a")
+    pool.drop("a")
+    pool.keep("a")
+    two = pool.reserve(1, "a") or []
+    assert pool.matching([b"key"]) == 0
+    assert pool.publish(two[0], b"key", "a") == two[0]
+    pool.release(one, "a")
+    pool.release(two, "a")
+    pool.check()
+    assert pool.holds("a")
+    assert evicted == []
+
+
 def test_pins_have_a_limit() -> None:
     pool = PagePool(10, wipe=lambda pages: None, pin_limit=5)
     for name in "ab":

@@ -57,6 +57,13 @@ def test_nothing_is_held_half() -> None:
     assert world.ended == {one.id: 1, two.id: 1}
 
 
+def test_a_request_takes_no_page_that_it_cannot_fill() -> None:
+    world = World(pages=2)
+    one = world.add(prompt=20, output=12)
+    world.run()
+    assert world.ended[one.id] == 1
+
+
 def test_a_large_request_is_not_overtaken_for_ever() -> None:
     world = World(pages=12, slots=8)
     for _ in range(8):

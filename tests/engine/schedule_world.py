@@ -174,6 +174,7 @@ class World:
         assert all(s.pages for s in admitted)
         assert not any(s.overtaken or s.passed_at is not None for s in admitted)
         assert not any(s.pages or s.computed for s in waiting)
+        assert all(s.shared * PAGE <= s.computed + 1 for s in admitted), "published before it was computed"
         uses = Counter(page for s in admitted for page in s.pages)
         adapters = Counter(s.adapter for s in admitted if s.adapter is not None)
         adapters.update(self.adapters.loading)

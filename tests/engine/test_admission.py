@@ -34,6 +34,17 @@ def test_bulk_does_not_give_way_for_ever() -> None:
     assert bulk.preempted == LIMIT
 
 
+def test_nobody_gives_way_while_a_step_computes_its_prompt() -> None:
+    world = World(slots=1)
+    bulk = world.add("a", prompt=40, bulk=True)
+    world.step()
+    fast = world.add("b")
+    world.step()  # the rest of bulk's prompt comes first
+    assert (world.tokens[bulk.id], fast.phase) == (1, Phase.WAITING)
+    world.step()
+    assert (world.tokens[fast.id], bulk.phase) == (1, Phase.WAITING)
+
+
 def test_a_tenant_above_its_share_gives_pages_to_one_within_its_own() -> None:
     world = World(pages=24, slots=12)
     flood = [world.add("flood", prompt=30, output=60) for _ in range(8)]

@@ -140,6 +140,12 @@ def unfinished(lab: Lab) -> None:
     lab.world.plan()
     assert fourth.cached == 0
     lab.world.take(lab.world.scheduler.abort_all("abort"))
+    part = lab.world.add("victim", prompt=prompt(draw, 600))
+    lab.world.step()
+    eager = lab.world.add("also of victim", prompt=part.tokens[:320], salt=VICTIM)
+    lab.world.plan()
+    assert eager.cached == part.computed == 128, "what is computed so far, and no more"
+    lab.world.take(lab.world.scheduler.abort_all("abort"))
 
 
 def timing(lab: Lab, rounds: int = 150) -> None:

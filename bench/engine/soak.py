@@ -1,8 +1,10 @@
 """Soak and chaos: random traffic over hundreds of adapters that come and go, clients that leave, killed processes.
 
-Every answer is compared, token by token and with the logarithm of each probability, with the one that was recorded
-alone (bitwise: the claim of the CPU path). At quiet points pages must add up with none in use, and descriptors, threads
-and memory of both processes are read. Kills come in the first part; the last part runs undisturbed and judges memory.
+Every answer, greedy or drawn with a seed, is compared with the one that was recorded alone, token by token and with the
+logarithm of each probability (bitwise: the claim of the CPU path). At quiet points pages must add up with none in use,
+no adapter may be referred to, every declared one must be served, and both processes are read (soak_memory.py). At the
+end nothing is declared, and nothing may be left. Kills come in the first part; the last part runs undisturbed, and
+memory is judged there.
 
     python bench/engine/soak.py [--minutes 20] [--adapters 500] [--model FOLDER --dtype float32] [--seed 0] [--quick]
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import sys
 import tempfile
@@ -20,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from soak_replica import MAX_TOKENS, SoakReplica, make_small_adapters, make_work, slope
+import soak_memory
+from soak_replica import MAX_TOKENS, SoakReplica, make_small_adapters, make_work
 from workload import model_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -44,7 +48,7 @@ class Soak:
         self.oracle: dict[tuple[str, int], Recorded] = {}
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.samples: list[dict[str, float]] = []  # of the life of the last replica
+        self.samples: list[soak_memory.Sample] = []  # of the life of the last replica
         self.fence = 0
         self.declared: set[str] = set()
         self.usable: dict[str, int] = {}  # registered names, and when they became so (a count of changes)
@@ -84,15 +88,15 @@ class Soak:
             self.fault(f"pages do not add up: {pages}")
 
     async def churn(self) -> None:
-        """About a fifth of the adapters is away at any time; which ones changes."""
+        """A fifth of the adapters is away at any time; which ones changes, by a few or by many at once.
+
+        How many are declared does not change: what the replica holds for them must not, either.
+        """
         while True:
             await self.traffic.wait()
-            names = set(self.draw.sample(sorted(self.adapters), max(1, len(self.adapters) * 4 // 5)))
-            keep = self.declared & names if self.draw.random() < 0.5 else self.declared
-            few = set(self.draw.sample(sorted(names), max(1, len(names) // 10)))
             self.busy += 1
             try:
-                await self.declare((keep | few) if keep else names)
+                await self.declare(self._others(0.02 if self.draw.random() < 0.9 else 0.5))
             except httpx.HTTPError as error:
                 if self.up:
                     self.fault(f"the admin port failed: {error!r}")
@@ -100,6 +104,14 @@ class Soak:
                 self.busy -= 1
             self.counts["declarations"] += 1
             await asyncio.sleep(self.draw.uniform(0.1, 1.0))
+
+    def _others(self, share: float) -> set[str]:
+        """Four fifths of all names: the declared ones, but about `share` of all for others."""
+        size = max(1, len(self.adapters) * 4 // 5)
+        kept = self.draw.sample(sorted(self.declared), min(size, len(self.declared)))
+        away = sorted(self.adapters.keys() - set(kept))
+        count = min(max(1, int(share * len(self.adapters))), len(away), len(kept))
+        return {*kept[count:], *self.draw.sample(away, count)}
 
     # traffic
 
@@ -113,11 +125,11 @@ class Soak:
         began = time.monotonic()
         for number, key in enumerate(self.work):
             answer = await self.replica.complete(key[0], self.work[key], MAX_TOKENS)
-            answer.raise_for_status()
             self.oracle[key] = _read(answer.json()["choices"][0])
             if number % 100 == 99:
                 print(
                     f"recorded {number + 1} of {len(self.work)} answers, {time.monotonic() - began:.0f} s",
+                    file=sys.stderr,
                     flush=True,
                 )
 
@@ -146,19 +158,24 @@ class Soak:
 
     async def _one(self, key: tuple[str, int]) -> None:
         count = self.draw.randint(1, MAX_TOKENS)
-        prompt, kind = self.work[key], self.draw.random()
-        if kind < 0.4:
-            answer = await self.replica.complete(key[0], prompt, count)
-            answer.raise_for_status()
+        asked, kind = self.work[key], self.draw.random()
+        if kind < 0.35:
+            answer = await self.replica.complete(key[0], asked, count)
             self._compare(key, _read(answer.json()["choices"][0]), count, "whole")
-        elif kind < 0.55:
-            answer = await self.replica.complete(key[0], prompt, count, n=2)
-            answer.raise_for_status()
-            for choice in answer.json()["choices"]:
+        elif kind < 0.45:
+            # goes away without a word, wherever its request is then
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.draw.uniform(0, 0.5)):
+                    await self.replica.complete(key[0], asked, count)
+            self.counts["gone"] += 1
+        elif kind < 0.6:
+            answer = await self.replica.complete(key[0], asked, count, n=2)
+            # the second choice of a drawn answer has a seed of its own
+            for choice in answer.json()["choices"][: 2 if asked.seed is None else 1]:
                 self._compare(key, _read(choice), count, "n = 2")
         else:
             leave = self.draw.randint(0, count) if kind > 0.8 else None
-            got = await self.replica.stream(key[0], prompt, count, leave)
+            got = await self.replica.stream(key[0], asked, count, leave)
             self._compare(key, got, count, "left" if leave is not None else "stream")
 
     def _compare(self, key: tuple[str, int], got: Recorded, count: int, kind: str) -> None:
@@ -219,10 +236,24 @@ class Soak:
                 await self.kill()
             else:
                 await self.quiet()
-            print(f"{soaked:6.0f} s: {dict(self.counts)} {self.samples[-1:]}", flush=True)
+            self._say(soaked)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.up:
+            await self.empty()
+
+    def _say(self, soaked: float) -> None:
+        taken = [
+            f"{who} {self.samples[-1][f'{who} MiB']:.1f} MiB" for who in soak_memory.PROCESSES if self.samples
+        ]
+        counts = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        print(f"{soaked:6.0f} s: {', '.join(taken)}; {counts}", file=sys.stderr, flush=True)
+
+    @property
+    def answers(self) -> int:
+        """Answers that were compared so far, and requests that were given up."""
+        return sum(self.counts[kind] for kind in ("whole", "n = 2", "stream", "left", "gone"))
 
     async def kill(self) -> None:
         """Ends a process in mid-traffic; the other must follow, and a new replica serve the same answers."""
@@ -251,24 +282,42 @@ class Soak:
         self.traffic.clear()
         async with asyncio.timeout(120):
             await self._all_done()
+        if await self._nothing_held():
+            self.samples.append({**await self.replica.sample(), "answers": self.answers})
+
+    async def empty(self) -> None:
+        """Nothing is declared any more: no page holds an adapter, no adapter is known, no bytes of one are kept."""
+        await self.declare(set())
+        await self._nothing_held()
+        report = await self.replica.report()
+        pages, stored = report["capacity"]["pages"], self.replica.stored()
+        if report["adapters"] or stored or pages["free"] + pages["cached"] != pages["total"]:
+            known = [adapter["name"] for adapter in report["adapters"]]
+            self.fault(f"left after all adapters went: {known}, {stored} files, {pages}")
+
+    async def _nothing_held(self) -> bool:
+        """Whether, within a minute, nothing is held and every declared adapter is served; a fault if not."""
         until = time.monotonic() + 60
         while True:
             report, load = await self.replica.report(), await self.replica.load()
-            pages = report["capacity"]["pages"]
+            pages, adapters = report["capacity"]["pages"], report["adapters"]
             self._add_up(pages)
             held = {
-                "kv": pages["kv"],
-                "adapter": pages["adapter"],
+                "pages of kv": pages["kv"],
+                "pages of adapters": pages["adapter"],
+                "requests of adapters": sum(adapter["requests"] for adapter in adapters),
                 "running": load["running"],
                 "waiting": load["waiting"],
+                "tokens": load["outstandingTokens"],
+                "adapters not served": sum(a["state"] not in ("Registered", "Resident") for a in adapters),
+                "adapters missing or left": len(self.declared ^ {adapter["name"] for adapter in adapters}),
             }
             if not any(held.values()):
-                break
+                return True
             if time.monotonic() > until:
-                self.fault(f"held without any request: {held}")
-                break
+                self.fault(f"held without any request: { {what: n for what, n in held.items() if n} }")
+                return False
             await asyncio.sleep(0.05)
-        self.samples.append(await self.replica.sample())
 
 
 def _read(choice: dict[str, Any]) -> Recorded:
@@ -280,28 +329,19 @@ def _slices(items: list[str], size: int) -> list[list[str]]:
     return [items[at : at + size] for at in range(0, len(items), size)]
 
 
-def judge(soak: Soak, seconds: float, clients: int) -> tuple[dict[str, float], dict[str, report.Bounds]]:
+def judge(run: Soak) -> tuple[dict[str, float], dict[str, report.Bounds]]:
     """Figures of the run and what they may be."""
-    samples = soak.samples
-    half = samples[len(samples) // 2 :]
     figures: dict[str, float] = {
-        "faults": len(soak.faults),
-        "answers": sum(soak.counts[kind] for kind in ("whole", "n = 2", "stream", "left")),
-        "kills": soak.counts["killed http"] + soak.counts["killed engine"],
-        "samples": len(samples),
+        "faults": len(run.faults),
+        "answers": run.answers,
+        "requests given up": run.counts["gone"] + run.counts["left"],
+        "declarations": run.counts["declarations"],
+        "kills": run.counts["killed http"] + run.counts["killed engine"],
     }
-    ranges: dict[str, report.Bounds] = {"faults": (0, 0), "answers": (10, None), "samples": (4, None)}
-    for who in ("http", "engine"):
-        for what, slack in (("descriptors", 2), ("threads", 2)):
-            figures[f"{who} {what} growth"] = max(s[f"{who} {what}"] for s in half) - max(
-                s[f"{who} {what}"] for s in samples[: len(samples) // 2 + 1]
-            )
-            ranges[f"{who} {what} growth"] = (None, slack)
-        rising = slope([(s["time"] / 60, s[f"{who} MiB"]) for s in half])
-        figures[f"{who} MiB per minute"] = rising
-        if seconds >= 300:  # less says nothing: pools and caches are still filling
-            ranges[f"{who} MiB per minute"] = (None, 2.0)
-        figures[f"{who} MiB"] = half[-1][f"{who} MiB"]
+    ranges: dict[str, report.Bounds] = {"faults": (0, 0), "answers": (10, None), "declarations": (1, None)}
+    for found, bounds in (soak_memory.held(run.samples), soak_memory.judge(run.samples)):
+        figures |= found
+        ranges |= bounds
     return figures, ranges
 
 
@@ -328,7 +368,7 @@ def soak(
             await replica.end()
 
     asyncio.run(go())
-    figures, ranges = judge(run, seconds, clients)
+    figures, ranges = judge(run)
     return figures, ranges, run.faults
 
 
@@ -342,7 +382,9 @@ def main() -> None:
     p.add_argument("--kills", type=int, help="default: one every two minutes of the first part")
     p.add_argument("--clients", type=int, default=12)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--quick", action="store_true", help="one minute, 40 adapters, one kill, no file")
+    p.add_argument(
+        "--quick", action="store_true", help="one minute, 40 adapters, one kill, no file, memory not judged"
+    )
     options = p.parse_args()
     minutes, adapters = (1.0, 40) if options.quick else (options.minutes, options.adapters)
     kills = options.kills if options.kills is not None else max(1, int(minutes * KILLS_UNTIL / 2))
@@ -351,6 +393,10 @@ def main() -> None:
             options.model or model_folder(), Path(name), dtype=options.dtype, adapters=adapters,
             seconds=minutes * 60, kills=kills, clients=options.clients, seed=options.seed,
         )  # fmt: skip
+    if options.quick:
+        ranges = {"faults": ranges["faults"], "answers": ranges["answers"]}
+    for name, value in figures.items():
+        print(f"{name:45s}{value:12g}", file=sys.stderr)
     sys.exit(
         report.finish(bench="engine/soak", figures=figures, peers={}, ranges=ranges, keep=not options.quick)
     )

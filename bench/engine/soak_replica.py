@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import soak_memory
 import torch
 from safetensors.torch import save_file
 from tenantry_engine.digest import folder_blob, folder_digest
@@ -24,6 +26,8 @@ SLOTS, MAX_LENGTH, POOL_PAGES = 6, 256, 220
 _RANKS = (1, 2, 3, 4, 8)
 _START_SECONDS = 180
 _END_SECONDS = 30
+_IDLE_SECONDS = 2.0
+"""An idle connection is used again for so long: less than the server keeps it, which could close it under a request."""
 
 
 def make_small_adapters(model: Path, folder: Path, count: int, seed: int) -> tuple[dict[str, Path], int]:
@@ -57,23 +61,38 @@ def make_small_adapters(model: Path, folder: Path, count: int, seed: int) -> tup
     return made, config["vocab_size"]
 
 
-def make_work(draw: random.Random, names: list[str], vocab: int) -> dict[tuple[str, int], list[int]]:
-    """A prompt for each name (eight for the base model), some with a beginning in common."""
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and how its tokens are chosen: greedily, or drawn with a seed."""
+
+    prompt: list[int]
+    seed: int | None = None
+
+    def body(self, model: str, count: int) -> dict[str, Any]:
+        """Of a completion of `count` tokens."""
+        drawn = (
+            {"temperature": 0} if self.seed is None else {"temperature": 1, "top_p": 0.9, "seed": self.seed}
+        )
+        fields = {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": count,
+            "ignore_eos": True,
+            "logprobs": 1,
+        }
+        return {**fields, **drawn}
+
+
+def make_work(draw: random.Random, names: list[str], vocab: int) -> dict[tuple[str, int], Request]:
+    """A request for each name (eight for the base model), some with a beginning in common, a quarter drawn."""
     shared = [[draw.randrange(10, vocab) for _ in range(48)] for _ in range(4)]
     work = {}
     for name in names:
         for number in range(8 if name == "base" else 1):
             begin = draw.choice(shared) if draw.random() < 0.5 else []
-            work[name, number] = begin + [draw.randrange(10, vocab) for _ in range(draw.randint(1, 60))]
+            prompt = begin + [draw.randrange(10, vocab) for _ in range(draw.randint(1, 60))]
+            work[name, number] = Request(prompt, draw.randrange(1 << 30) if draw.random() < 0.25 else None)
     return work
-
-
-def slope(points: list[tuple[float, float]]) -> float:
-    """Of the line through points (x, y), by least squares."""
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
 
 
 class SoakReplica:
@@ -103,13 +122,10 @@ class SoakReplica:
         ]  # fmt: skip
         self.life += 1
         with (self._folder / f"replica-{self.life}.log").open("w") as log:
-            self._process = subprocess.Popen(command, stderr=log)  # noqa: ASYNC220 - nothing else runs yet
-        self._serving, self._admin = (
-            httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{p}", timeout=300, limits=httpx.Limits(max_connections=None)
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
+                command, stderr=log, env=soak_memory.environment()
             )
-            for p in (port, admin)
-        )
+        self._serving, self._admin = (_client(f"http://127.0.0.1:{p}") for p in (port, admin))
         async with asyncio.timeout(_START_SECONDS):
             while True:
                 if self._process.poll() is not None:
@@ -187,40 +203,37 @@ class SoakReplica:
         """As the gateway sees it."""
         return _json(await self._admin.get("/admin/v1/load"))
 
-    async def sample(self) -> dict[str, float]:
-        """Memory, descriptors and threads of both processes, with no client connected."""
+    async def sample(self) -> soak_memory.Sample:
+        """What both processes hold, with no client connected."""
         await self._close_clients()
-        for name in ("_serving", "_admin"):
-            client: httpx.AsyncClient = getattr(self, name)
-            fresh = httpx.AsyncClient(
-                base_url=client.base_url, timeout=300, limits=httpx.Limits(max_connections=None)
-            )
-            setattr(self, name, fresh)
+        self._serving, self._admin = (_client(str(c.base_url)) for c in (self._serving, self._admin))
         await asyncio.sleep(0.2)  # the other side sees the ends of the connections
         found = {"time": time.monotonic()}
         for who, process in self._processes.items():
-            with process.oneshot():
-                found[f"{who} MiB"] = process.memory_full_info().uss / (1 << 20)
-                found[f"{who} descriptors"] = process.num_fds()
-                found[f"{who} threads"] = process.num_threads()
+            for what, value in (await asyncio.to_thread(soak_memory.read, process)).items():
+                found[f"{who} {what}"] = value
         return found
+
+    def stored(self) -> int:
+        """Adapters whose bytes are on the replica's disk."""
+        return len(list((self._folder / "data/blobs").iterdir()))
 
     # serving port
 
-    async def complete(self, model: str, prompt: list[int], count: int, n: int = 1) -> httpx.Response:
-        """A greedy answer with its scores. Raises HTTPStatusError whose first argument is the error's code."""
-        answer = await self._serving.post("/v1/completions", json=_body(model, prompt, count) | {"n": n})
+    async def complete(self, model: str, request: Request, count: int, n: int = 1) -> httpx.Response:
+        """An answer with its scores. Raises HTTPStatusError whose first argument is the error's code."""
+        answer = await self._serving.post("/v1/completions", json=request.body(model, count) | {"n": n})
         if answer.status_code != 200:
             raise _refusal(answer)
         return answer
 
     async def stream(
-        self, model: str, prompt: list[int], count: int, leave: int | None
+        self, model: str, request: Request, count: int, leave: int | None
     ) -> tuple[list[str], list[float]]:
         """The same as a stream; `leave` = go away after so many tokens. Raises as `complete` does."""
         tokens: list[str] = []
         logprobs: list[float] = []
-        body = _body(model, prompt, count) | {"stream": True}
+        body = request.body(model, count) | {"stream": True}
         async with self._serving.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 await answer.aread()
@@ -244,15 +257,9 @@ class SoakReplica:
         return tokens, logprobs
 
 
-def _body(model: str, prompt: list[int], count: int) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": count,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 1,
-    }
+def _client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
+    return httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
 
 
 def _refusal(answer: httpx.Response, code: str | None = None) -> httpx.HTTPStatusError:

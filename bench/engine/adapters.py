@@ -9,8 +9,8 @@ SmolLM2-135M in bf16 on a CPU, 16 concurrent requests of 64 tokens in and 48 out
   pages hold all: what is lost to loading again, by the number of adapters in use. The curve is kept as figure data.
 * cold load: see cold_load.py.
 
-Takes about ten minutes on an idle machine of two cores. Whatever is compared runs in turns within one round; reported
-are medians, and of ratios the median over rounds with the least and the most.
+Takes ten to fifteen minutes on an idle machine of two cores. Whatever is compared runs in turns within one round;
+reported are medians, and of ratios the median over rounds with the least and the most.
 
     python bench/engine/adapters.py [--quick] [--rounds N]
 """

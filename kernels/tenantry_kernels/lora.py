@@ -31,6 +31,7 @@ def apply_lora(
         raise ValueError(
             f"`x` and `out` must have the step's {segments.tokens} rows, not {x.shape[0]} and {out.shape[0]}"
         )
+    _check_pool(pool, segments)
     kind = backend.of(x)
     if kind == "cpu":
         from tenantry_kernels.cpu import ops
@@ -55,9 +56,17 @@ def linear_lora(
         return apply_lora(x, linear(x, weight), pool, segments, layer, modules)
     if x.shape[0] != segments.tokens:
         raise ValueError(f"`x` must have the step's {segments.tokens} rows, not {x.shape[0]}")
+    _check_pool(pool, segments)
     from tenantry_kernels.cpu import ops
 
     return ops.linear_lora(x, weight, pool, segments, layer, modules)
+
+
+def _check_pool(pool: Tensor, segments: Segments) -> None:
+    if segments.reach > pool.numel():
+        raise ValueError(
+            f"`pool` must hold the pages of the step's adapters, {segments.reach} elements, not {pool.numel()}"
+        )
 
 
 def reference(

@@ -124,6 +124,7 @@ class PagedAdapter:
     first: Tensor  # int64 [layers, modules], as in Layout
     rows: Tensor  # int64 [2 * sum(ranks)]: element offsets into the flat pool
     vocabulary: VocabularyPair = (None, None)
+    end: int = 0  # element of the flat pool behind its last page
 
 
 def layout(
@@ -232,6 +233,7 @@ def place(
         plan.first,
         real(plan.rows),
         (embed, head),
+        (max(pages, default=-1) + 1) * plan.page_elems,
     )
 
 

@@ -46,6 +46,7 @@ class Segments:
     chunk_tokens: int  # 16, 32 or 128 by batch size
     embed: VocabularySpans = ()  # tokens whose adapter changes the embeddings
     head: VocabularySpans = ()  # tokens whose adapter changes the head
+    reach: int = 0  # elements that a pool must have to hold the pages of all these adapters
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class _Stack:
     scales: Tensor
     first: Tensor
     rows: Tensor
+    reach: int = 0
 
 
 def vocabulary_spans(
@@ -146,6 +148,7 @@ class SegmentBuilder:
             chunk_tokens=size,
             embed=vocabulary_spans(runs, VocabularyModule.EMBED),
             head=vocabulary_spans(runs, VocabularyModule.HEAD),
+            reach=stack.reach,
         )
 
     def _stacked(self, adapters: tuple[PagedAdapter, ...]) -> _Stack:
@@ -157,12 +160,25 @@ class SegmentBuilder:
             )
         ranks = torch.stack([a.ranks for a in adapters])
         lengths = torch.tensor([a.rows.numel() for a in adapters], dtype=torch.int64)
+        first = torch.stack([a.first for a in adapters])
+        _check(ranks, first, lengths, dims)
         shift = (lengths.cumsum(0) - lengths).view(-1, 1, 1)
         return _Stack(
             adapters=adapters,
             max_rank=int(ranks.max()),
             ranks=ranks.to(self.device, non_blocking=True),
             scales=torch.stack([a.scales for a in adapters]).to(self.device, non_blocking=True),
-            first=(torch.stack([a.first for a in adapters]) + shift).to(self.device, non_blocking=True),
+            first=(first + shift).to(self.device, non_blocking=True),
             rows=torch.cat([a.rows for a in adapters]).to(self.device, non_blocking=True),
+            reach=max(a.end for a in adapters),
         )
+
+
+def _check(ranks: Tensor, first: Tensor, lengths: Tensor, dims: tuple[int, int, int]) -> None:
+    """Every index that a kernel follows leads to a row of its own adapter: kernels look none of them up twice."""
+    if tuple(ranks.shape) != dims or tuple(first.shape) != dims:
+        raise ValueError(
+            f"`runs` must hold adapters of {dims[1]} layers and {dims[2]} modules, not {tuple(ranks.shape[1:])}"
+        )
+    if min(int(ranks.min()), int(first.min())) < 0 or (first + 2 * ranks > lengths.view(-1, 1, 1)).any():
+        raise ValueError("`runs` must hold adapters whose tables stay within their own rows")

@@ -153,8 +153,13 @@ class Registry:
         if artifact.ahead or artifact.checked is None or self.pool.holds(digest):
             return
         artifact.ahead, checked = True, artifact.checked
-        # what goes wrong here goes wrong again when the pages are filled, and is told then
-        self.prefetcher(lambda: self.loader.prefetch(digest, checked), lambda result: None)
+
+        def done(result: BaseException | None) -> None:
+            """What went wrong goes wrong again when the pages are filled, and is told then."""
+            if digest not in self._artifacts:
+                self.loader.forget(digest)  # it left meanwhile
+
+        self.prefetcher(lambda: self.loader.prefetch(digest, checked), done)
 
     def paged(self, digest: str) -> PagedAdapter:
         """The resident adapter. Asking for one that is not resident is a fault of the engine."""

@@ -10,19 +10,16 @@ import os
 import queue
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from tenantry_kernels import PagedAdapter
 
 from tenantry_engine.adapters.base import Base, weights_of
-from tenantry_engine.adapters.check import check
 from tenantry_engine.adapters.loading import PageLoader
 from tenantry_engine.adapters.store import BlobStore
 from tenantry_engine.config import DTYPES, LoraConfig
-from tenantry_engine.errors import AdapterError, EngineError
+from tenantry_engine.errors import EngineError
 from tenantry_engine.executor import Executor
 from tenantry_engine.loader import Weights
 from tenantry_engine.models import Model, load_model
@@ -34,7 +31,7 @@ from tenantry_engine.parallel.messages import (
     Begin,
     Failed,
     Fill,
-    Filled,
+    Forget,
     Loaded,
     Run,
     ToFollower,
@@ -43,6 +40,7 @@ from tenantry_engine.parallel.messages import (
     encode,
     to_follower,
 )
+from tenantry_engine.parallel.parts import Parts
 from tenantry_engine.worker import FAILED, let_steps_go_first
 
 log = logging.getLogger(__name__)
@@ -96,8 +94,6 @@ class _Follower:
         self._link = link
         self._inbox = inbox
         self._sending = threading.Lock()
-        self._filler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fill")
-        self._adapters: dict[str, tuple[frozenset[int], PagedAdapter]] = {}
 
     def run(self) -> None:
         """Loads, then does what rank 0 says."""
@@ -119,40 +115,22 @@ class _Follower:
         )
         store = BlobStore(Path(begin.data_dir))
         loader = PageLoader(store, executor.memory, begin.host_bytes, model.part.cut_lora)
+        limits = LoraConfig(begin.max_rank, target_modules=tuple(begin.target_modules))
         base = _base(model, allocate.pages, Path(begin.model))
+        adapters = Parts(store, loader, base, limits, self._send)
         self._send(Allocated())
         while True:
             message = self._inbox.get()
             if isinstance(message, Run):
-                for _ in executor.run(message.rows, lambda digest: self._adapters[digest][1]):
+                for _ in executor.run(message.rows, adapters.paged):
                     pass
             elif isinstance(message, Wipe):
                 executor.wipe(tuple(message.pages))
-                for digest, (pages, _) in list(self._adapters.items()):
-                    if not pages.isdisjoint(message.pages):
-                        del self._adapters[digest]
+                adapters.wiped(message.pages)
             elif isinstance(message, Fill):
-                self._fill(message, store, loader, base)
-
-    def _fill(self, message: Fill, store: BlobStore, loader: PageLoader, base: Base) -> None:
-        begin, after = self._begin, loader.settled()
-        limits = LoraConfig(begin.max_rank, target_modules=tuple(begin.target_modules))
-
-        def job() -> None:
-            try:
-                checked = check(memoryview(store.verified(message.digest)), base, limits)
-                loader.fill(message.digest, checked, message.pages, after)
-                self._adapters[message.digest] = (
-                    frozenset(message.pages), loader.place(checked, message.pages),
-                )  # fmt: skip
-                self._send(Filled())
-            except AdapterError as error:
-                self._send(Filled(error.message))
-            except Exception as error:
-                log.exception("an adapter could not be filled")
-                self._send(Filled(f"it could not be read: {type(error).__name__}"))
-
-        self._filler.submit(job)
+                adapters.fill(message)
+            elif isinstance(message, Forget):
+                adapters.forget(message.digest)
 
     def _send(self, message: ToLeader) -> None:
         with self._sending:

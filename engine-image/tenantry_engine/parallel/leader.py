@@ -30,6 +30,7 @@ from tenantry_engine.parallel.messages import (
     Failed,
     Fill,
     Filled,
+    Forget,
     Loaded,
     Run,
     ToFollower,
@@ -110,6 +111,11 @@ class Ranks:
         for follower, answer in zip(self._followers, answers, strict=True):
             if isinstance(answer, Filled) and answer.problem:
                 raise AdapterError("Corrupt", f"rank {follower.rank}: {answer.problem}")
+
+    def forget(self, digest: str) -> None:
+        """No rank keeps anything of the adapter in host memory."""
+        for follower in self._followers:
+            follower.send(Forget(digest))
 
     @property
     def pids(self) -> list[int]:
@@ -205,6 +211,11 @@ class RankedLoader(PageLoader):
         """As in one process. Raises AdapterError when any rank cannot."""
         own = super().fill
         self._ranks.fill(digest, pages, lambda: own(digest, checked, pages, after))
+
+    def forget(self, digest: str) -> None:
+        """As in one process, on every rank."""
+        super().forget(digest)
+        self._ranks.forget(digest)
 
 
 def _begin(config: EngineConfig, rank: int, meeting: Path) -> Begin:

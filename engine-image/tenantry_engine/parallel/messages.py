@@ -49,6 +49,12 @@ class Fill(msgspec.Struct, tag=True, array_like=True):
     pages: list[int]
 
 
+class Forget(msgspec.Struct, tag=True, array_like=True):
+    """The adapter has left the replica, or its bytes were wrong: keep nothing of it."""
+
+    digest: str
+
+
 class Loaded(msgspec.Struct, tag=True, array_like=True):
     """The model's part is in memory of this process."""
 
@@ -71,7 +77,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
     reason: str
 
 
-ToFollower = Begin | Allocate | Run | Wipe | Fill
+ToFollower = Begin | Allocate | Run | Wipe | Fill | Forget
 ToLeader = Loaded | Allocated | Filled | Failed
 
 to_follower = msgspec.msgpack.Decoder(ToFollower)

@@ -11,12 +11,19 @@ from tenantry_kernels import PAGE_TOKENS, LoraShape, layout
 
 from tenantry_engine.config import PROJECTIONS, LoraConfig
 from tenantry_engine.errors import EngineError
+from tenantry_engine.models.split import Split
 
 _SHARE_OF_HOST = 0.4
 """The HTTP process, the adapters' files in the page cache and whatever else runs there need the rest."""
 
 _SHARE_OF_DEVICE = 0.8
-"""Activations, captured graphs and what the allocator cannot join again need the rest."""
+"""Captured graphs and what the allocator cannot join again need the rest."""
+
+_LOGITS = 4
+"""Copies of a step's logits: as computed, edited, sorted, and as probabilities."""
+
+_SPLITS, _SPLIT_ROWS = 8, 128
+"""The LoRA kernels of a GPU keep so many partial sums for steps of at most so many rows."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,41 @@ def size_pool(
 
 
 def pool_budget(
-    device: str, ranks: int, device_memory: Callable[[str], tuple[int, int]] = torch.cuda.mem_get_info
+    device: str,
+    ranks: int,
+    device_memory: Callable[[str], tuple[int, int]] = torch.cuda.mem_get_info,
+    *,
+    working: int = 0,
 ) -> int:
     """Bytes that one rank's pool may take, once its weights are loaded, where nobody says how many.
 
     On a CPU the `ranks` share the machine's memory; on an accelerator each has a device of its own, whose free bytes
-    (and all) `device_memory` tells.
+    (and all) `device_memory` tells. `working` bytes of each rank's part are left to its steps (`step_bytes`).
     """
     if device == "cpu":
-        return int(available_bytes() * _SHARE_OF_HOST) // ranks
+        return int(max(0, available_bytes() // ranks - working) * _SHARE_OF_HOST)
     free, _ = device_memory(device)
-    return int(free * _SHARE_OF_DEVICE)
+    return int(max(0, free - working) * _SHARE_OF_DEVICE)
+
+
+def step_bytes(part: Split, dtype: torch.dtype, *, step_tokens: int, logit_rows: int, max_rank: int) -> int:
+    """Memory that the largest step works with on one rank, beside weights and pages; LoRA's buffers are a part of it.
+
+    `logit_rows`: most rows whose logits are there at once; `max_rank` 0 = no adapters. Nothing of it grows with the
+    length of a prompt: longer ones come in chunks.
+    """
+    config, rows = part.config, step_tokens
+    hidden, q = config.hidden, part.q[1] - part.q[0]
+    kv, inner = part.kv[1] - part.kv[0], part.inner[1] - part.inner[0]
+    half = max(2 * q + 2 * kv, 3 * inner)  # elements of a row within attention or MLP
+    widened = max(hidden, q, inner)  # a CPU's products read their input in fp32
+    shrunk = 3 * max_rank * max(rows, _SPLITS * min(rows, _SPLIT_ROWS))  # q, k and v at once, in fp32
+    embedded = max_rank * rows * (dtype.itemsize + 12)  # of the tokens' columns: where, as stored, in fp32
+    logits = _LOGITS * logit_rows * config.vocab
+    of_layers = rows * (
+        (4 * hidden + half) * dtype.itemsize + 4 * widened
+    )  # 4: the residual and what becomes of it
+    return of_layers + 4 * (shrunk + logits) + embedded
 
 
 def available_bytes() -> int:

@@ -15,11 +15,11 @@ from tenantry_engine.defaults import Defaults
 from tenantry_engine.digest import folder_blob, folder_digest, model_digest
 from tenantry_engine.engine import Engine
 from tenantry_engine.errors import EngineError
-from tenantry_engine.executor import Executor
+from tenantry_engine.executor import SCORED_ROWS, Executor
 from tenantry_engine.grammar import Grammars
 from tenantry_engine.ipc.messages import Facts
 from tenantry_engine.loader import Weights
-from tenantry_engine.memory import pool_budget, size_pool
+from tenantry_engine.memory import pool_budget, size_pool, step_bytes
 from tenantry_engine.models import load_model
 from tenantry_engine.parallel.group import SOLO
 from tenantry_engine.parallel.leader import Ranks
@@ -57,6 +57,10 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         time.monotonic() - started,
     )
     page_bytes = model.kv_shape.page_elems * config.dtype.itemsize
+    working = step_bytes(
+        model.part, config.dtype, step_tokens=config.step_tokens, logit_rows=max(config.slots, SCORED_ROWS),
+        max_rank=config.lora.max_rank if config.lora else 0,
+    )  # fmt: skip
     sizes = size_pool(
         shape=model.lora_shape,
         page_elems=model.kv_shape.page_elems,
@@ -65,7 +69,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, Facts]:
         max_model_len=length,
         slots=config.slots,
         pool_bytes=config.pool_bytes,
-        budget=pool_budget(config.device, config.tensor_parallel_size),
+        budget=pool_budget(config.device, config.tensor_parallel_size, working=working),
     )
     if ranks:
         ranks.allocate(sizes.pages, length)

@@ -19,7 +19,7 @@ import soak_memory
 import torch
 from safetensors.torch import save_file
 from tenantry_engine.digest import folder_blob, folder_digest
-from workload import free_port
+from workload import dying_with_me, free_port
 
 MAX_TOKENS = 24
 SLOTS, MAX_LENGTH, POOL_PAGES = 6, 256, 220
@@ -123,7 +123,7 @@ class SoakReplica:
         self.life += 1
         with (self._folder / f"replica-{self.life}.log").open("w") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
-                command, stderr=log, env=soak_memory.environment()
+                dying_with_me(command), stderr=log, env=soak_memory.environment()
             )
         self._serving, self._admin = (_client(f"http://127.0.0.1:{p}") for p in (port, admin))
         async with asyncio.timeout(_START_SECONDS):

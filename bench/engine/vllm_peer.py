@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import torch
-from workload import CONCURRENT, RANKS, Server, free_port
+from workload import CONCURRENT, RANKS, Server, dying_with_me, free_port
 
 VERSION = "0.32.0"
 _LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
@@ -66,7 +66,7 @@ def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
     }
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=surroundings, start_new_session=True
+            dying_with_me(command), stdout=output, stderr=output, env=surroundings, start_new_session=True
         )
         try:
             until = time.monotonic() + _START_SECONDS

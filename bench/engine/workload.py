@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,10 @@ from pathlib import Path
 import httpx
 import torch
 from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "e2e"))
+
+from cluster.process import dying_with_me, free_port
 
 RANKS = (8, 16, 8, 16, 32, 8, 16, 64)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -131,12 +134,6 @@ class Replica(Server):
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def _last_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()[-20:]
 
@@ -153,7 +150,7 @@ def replica(
         "--port", str(port), "--admin-port", str(admin), "--data-dir", str(data), *opened, *arguments,
     ]  # fmt: skip
     output = (log or data.with_suffix(".log")).open("w")
-    process = subprocess.Popen(command, stdout=output, stderr=output)
+    process = subprocess.Popen(dying_with_me(command), stdout=output, stderr=output)
     try:
         running = Replica(port, admin)
         until = time.monotonic() + 300

@@ -27,9 +27,10 @@ import uvloop
 from tenantry.api import keys
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "e2e")]
 
 import report  # noqa: E402
+from cluster.process import free_port  # noqa: E402
 
 VOID_MS = 2.0
 RANGES: dict[str, report.Bounds] = {
@@ -95,16 +96,6 @@ async def load(port: int, request: bytes, rate: float, seconds: float) -> Sample
     return sample
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one_socket in sockets:
-        one_socket.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for one_socket in sockets:
-        one_socket.close()
-    return ports
-
-
 def objects(key: str) -> dict[str, Any]:
     """One Tenant without tight limits, on one replica."""
     limits = dict.fromkeys(
@@ -168,7 +159,7 @@ def wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
 
 def measure(rate: float, rounds: int, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
     """Figures of the gateway and what it adds, and those of the bare engine beside it."""
-    engine, admin, port = free_ports(3)
+    engine, admin, port = (free_port() for _ in range(3))
     key = keys.mint("bench").key
     with tempfile.TemporaryDirectory(prefix="tenantry-bench-") as name:
         (Path(name) / "objects.json").write_text(json.dumps(objects(key)))

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,7 @@ sys.path[:0] = [str(REPOSITORY / "e2e"), str(REPOSITORY / "bench")]
 
 import report  # noqa: E402
 from cluster.controlplane import STORE_CONTROLLERS, ControlPlane  # noqa: E402
+from cluster.process import free_port  # noqa: E402
 
 SYSTEM = "tenantry-system"
 USER = "bench-operator"
@@ -67,12 +67,6 @@ LIMITS = {
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def percentile(values: list[float], share: float) -> float:

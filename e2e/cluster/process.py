@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ from .errors import ClusterError
 RUN_MARK = "TENANTRY_CLUSTER_RUN"
 PART_MARK = "TENANTRY_CLUSTER_PART"
 _PR_SET_PDEATHSIG = 1
+_GUARD = f"""
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,14 @@ def _die_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return arrange
+
+
+def dying_with_me(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """A command that becomes `argv`, and that the kernel kills when the starting thread ends, however that happens.
+
+    For starters with threads, which should run nothing of their own between fork and exec.
+    """
+    return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *(os.fspath(word) for word in argv)]
 
 
 def find(run: Path, part: str = "") -> list[Found]:

@@ -6,12 +6,14 @@ ends too, and the HTTP process with it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import signal
 import socket
 import sys
+import threading
 
 import torch
 
@@ -35,6 +37,8 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     options = parser().parse_args(sys.argv[2:])
+    loaded = threading.Event()
+    threading.Thread(target=_end_with, args=(sock, loaded), name="link-while-loading", daemon=True).start()
     let_steps_go_first()
     torch.set_num_threads(options.threads or allowed_cores())
     over: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -45,6 +49,7 @@ def main() -> None:
     except EngineError as error:
         sock.sendall(frame(Refused(str(error))))
         sys.exit(2)
+    loaded.set()
     engine.ended = over.put
     service = Service(engine, facts, sock, gone=lambda: over.put(None))
     engine.start()
@@ -56,6 +61,16 @@ def main() -> None:
     logging.shutdown()
     # Not sys.exit: that would wait for threads that load or check adapters, and nobody waits for them any more.
     os._exit(FAILED if reason is not None else 0)
+
+
+def _end_with(link: socket.socket, loaded: threading.Event) -> None:
+    """Ends this process with its link until the service reads it: loading takes minutes that nobody waits for."""
+    with contextlib.suppress(OSError):
+        link.recv(
+            1, socket.MSG_PEEK
+        )  # returns at the link's end, or with the first that is said when all is loaded
+    if not loaded.is_set():
+        os._exit(0)
 
 
 def say_it_in_the_log() -> None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 from cluster import process
+
+E2E = Path(process.__file__).resolve().parents[1]
+STARTER = """
+import subprocess
+from cluster.process import dying_with_me
+child = subprocess.Popen(dying_with_me(["sleep", "300"]), stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+child.wait()
+"""
 
 
 def test_everything_a_part_started_is_ended_and_nothing_else(tmp_path: Path) -> None:
@@ -51,3 +65,23 @@ def test_an_unmarked_child_of_this_process_is_not_ours(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_program_dies_with_its_starter_however_that_ends(tmp_path: Path) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, cwd=E2E, start_new_session=True
+    )
+    try:
+        assert starter.stdout is not None
+        child = psutil.Process(int(starter.stdout.readline()))
+        deadline = time.monotonic() + 10
+        while child.name() != "sleep":  # it has become what it was told to
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        starter.kill()
+        starter.wait()
+        assert psutil.wait_procs([child], timeout=10) == ([child], [])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(starter.pid, signal.SIGKILL)
+        starter.wait()

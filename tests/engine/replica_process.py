@@ -14,7 +14,7 @@ from pathlib import Path
 import engine_world as world
 import httpx
 import psutil
-from tenantry_engine.main import _listen
+from cluster.process import dying_with_me, free_port
 
 COMMAND = Path(sys.executable).parent / "tenantry-engine"
 
@@ -23,18 +23,16 @@ class ReplicaProcess:
     """Started at once; `wait` until it is ready."""
 
     def __init__(self, model: Path, folder: Path, *flags: str, **environment: str) -> None:
-        socks = [_listen("127.0.0.1", 0) for _ in range(2)]
-        self.port, self.admin_port = (sock.getsockname()[1] for sock in socks)
-        for sock in socks:
-            sock.close()
+        self.port, self.admin_port = free_port(), free_port()
         self._log = folder / f"replica-{time.monotonic_ns()}.log"
+        command = [
+            COMMAND, "--model", model, "--model-name", "base", "--dev-open", "--port", str(self.port), "--admin-port",
+            str(self.admin_port), "--data-dir", folder / "data", "--dtype", "float32", "--threads", "1", *flags,
+        ]  # fmt: skip
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [COMMAND, "--model", model, "--model-name", "base", "--dev-open", "--port", str(self.port),
-                 "--admin-port", str(self.admin_port), "--data-dir", folder / "data", "--dtype", "float32",
-                 "--threads", "1", *flags],
-                stderr=log, env={**os.environ, **environment}, start_new_session=True,
-            )  # fmt: skip
+                dying_with_me(command), stderr=log, env={**os.environ, **environment}, start_new_session=True
+            )
         self.url, self.admin = (f"http://127.0.0.1:{port}" for port in (self.port, self.admin_port))
 
     def wait(self) -> ReplicaProcess:

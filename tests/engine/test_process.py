@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 import engine_world as world
 import httpx
 import openai
+import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from replica_process import ReplicaProcess, running
@@ -120,6 +123,32 @@ def test_the_engines_death_ends_the_replica_at_once(slow: world.TinyModel, tmp_p
         assert "data: [DONE]" not in rest, "an answer that was cut never ends cleanly"
         assert replica.process.wait(timeout=20) == 1
         assert "the engine ended (signal 9; killed from outside" in replica.said
+
+
+def test_the_engine_ends_with_its_http_process_while_it_loads_and_while_it_serves(
+    tiny: world.TinyModel, slow: world.TinyModel, tmp_path: Path
+) -> None:
+    stuck = tmp_path / "stuck"
+    shutil.copytree(tiny.folder, stuck)
+    (stuck / "config.json").unlink()
+    os.mkfifo(stuck / "config.json")  # reading it never ends, as reading weights from a slow disk
+    loading = ReplicaProcess(stuck, tmp_path)
+    try:
+        world.wait_for(lambda: bool(psutil.Process(loading.process.pid).children()), timeout=60)
+        engine = loading.engine
+        world.wait_for(lambda: "kernels: " in loading.said, timeout=60)
+        loading.send(signal.SIGKILL)
+        assert psutil.wait_procs([engine], timeout=30) == ([engine], [])
+    finally:
+        loading.close()
+    with (
+        running(slow.folder, tmp_path) as replica,
+        httpx.stream("POST", f"{replica.url}/v1/completions", json=ENDLESS, timeout=60) as answer,
+    ):
+        next(answer.iter_lines())
+        engine = replica.engine
+        replica.send(signal.SIGKILL)
+        assert psutil.wait_procs([engine], timeout=30) == ([engine], [])
 
 
 def test_the_end_comes_within_its_bound_whatever_runs(slow: world.TinyModel, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cluster.process import dying_with_me, free_port
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -75,29 +75,22 @@ def _signer(issuer: str, folder: Path) -> Signer:
     return Signer(issuer, key)
 
 
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     identity = tmp_path_factory.mktemp("identity")
     issuers = (names.OPERATOR_ISSUER, names.FETCHER_ISSUER, names.GATEWAY_ISSUER)
     signers = {issuer: _signer(issuer, identity) for issuer in issuers}
     model = TinyModel.make(tmp_path_factory.mktemp("tiny"))
-    port, data = _port(), tmp_path_factory.mktemp("data")
+    port, data = free_port(), tmp_path_factory.mktemp("data")
     url = f"http://127.0.0.1:{port}"
 
     def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "tenantry_engine.main", "--model", model.folder, "--model-name", "tiny",
-                "--audience", AUDIENCE, "--identity-dir", identity, "--data-dir", data, "--dtype", "float32",
-                "--port", str(_port()), "--admin-port", str(port), "--max-rank", "8", "--slots", "2", "--threads", "1",
-            ]
-        )  # fmt: skip
+        command = [
+            sys.executable, "-m", "tenantry_engine.main", "--model", model.folder, "--model-name", "tiny",
+            "--audience", AUDIENCE, "--identity-dir", identity, "--data-dir", data, "--dtype", "float32", "--port",
+            str(free_port()), "--admin-port", str(port), "--max-rank", "8", "--slots", "2", "--threads", "1",
+        ]  # fmt: skip
+        process = subprocess.Popen(dying_with_me(command))
         deadline = time.monotonic() + 120
         while True:
             assert process.poll() is None, "the engine ended"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from tenantry_kernels import PagedAdapter
 
 from tenantry_engine.adapters.check import CheckedAdapter
 from tenantry_engine.errors import AdapterError
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where one served name stands (docs/reference/wire.md)."""
+class Report(msgspec.Struct, frozen=True):
+    """Where one served name stands (docs/reference/wire.md). Made and sent by the thousand between two steps."""
 
     name: str
     digest: str

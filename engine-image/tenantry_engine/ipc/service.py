@@ -151,7 +151,7 @@ class Service:
         return {
             "fence": engine.registry.fence,
             "pages": asdict(engine.pool.counts()),
-            "adapters": [asdict(report) for report in engine.registry.reports(engine.scheduler.in_flight)],
+            "adapters": engine.registry.reports(engine.scheduler.in_flight),
         }
 
     def _load(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tenantry_engine.adapters.base import Base
 from tenantry_engine.adapters.check import CheckedAdapter, check
 from tenantry_engine.adapters.declared import Declaration, DeclaredSet, Fence
 from tenantry_engine.adapters.loading import PageLoader
+from tenantry_engine.adapters.pins import Pins
 from tenantry_engine.adapters.store import BlobStore
 from tenantry_engine.config import LoraConfig
 from tenantry_engine.errors import AdapterError, RequestError
@@ -54,11 +55,9 @@ class Registry:
     failed: Callable[[str], None]
     evictions: int = 0  # adapters whose pages were taken back so far
     _artifacts: dict[str, Artifact] = field(default_factory=dict)
-    _pins: dict[str, int] = field(
-        default_factory=dict
-    )  # digest -> pages that are pinned, or will be once filled
 
     def __post_init__(self) -> None:
+        self._pins = Pins(self.pool, self.base.max_pages, self.load)
         self._declared = DeclaredSet(self.model_name, self.limits.max_registered if self.limits else 0)
 
     # the declared set
@@ -78,9 +77,7 @@ class Registry:
                 artifact = self._artifacts[digest] = Artifact()
                 if self.store.has(digest):  # of an earlier life of this replica
                     self._check(digest, artifact, lambda: None)
-        for digest in list(self._pins):
-            if not self._declared.is_pinned(digest):
-                self._unpin(digest)
+        self._pins.keep_only(self._declared.is_pinned)
         self._pin_all()
 
     def wants(self, digest: str) -> bool:
@@ -117,7 +114,7 @@ class Registry:
                 if self.pool.holds(digest) or self._artifacts[digest].checking:
                     continue  # still being filled or checked: gone when that has ended
                 del self._artifacts[digest]
-                self._pins.pop(digest, None)
+                self._pins.forget(digest)
                 self.loader.forget(digest)
                 self.store.remove([digest])
             self._declared.remove(name)
@@ -284,7 +281,7 @@ class Registry:
             self._throw_away(digest, artifact, error)
         elif not isinstance(error, AdapterError):
             log.error("it is tried again for the next request", exc_info=error)
-        self._pins.pop(digest, None)
+        self._pins.forget(digest)
         self.pool.drop(digest)
         self.failed(digest)
 
@@ -305,36 +302,9 @@ class Registry:
             self._pin(digest)
 
     def _pin(self, digest: str) -> None:
-        """Loads a pinned adapter ahead of any request, as long as enough of the pool stays for requests."""
-        if digest in self._pins or not self._declared.is_pinned(digest):
-            if digest in self._pins and self._is_resident(digest):
-                self.pool.pin(digest, True)
-            return
-        artifact = self._artifacts[digest]
-        if artifact.checked is None or artifact.final:
-            return
-        pages = artifact.checked.plan.pages
-        limit = (
-            self.base.max_pages
-            if self.pool.pin_limit is None
-            else min(self.base.max_pages, self.pool.pin_limit)
-        )
-        if sum(self._pins.values()) + pages > limit:
-            return
-        if not self.pool.holds(digest):
-            if self.pool.reserve(0, digest, pages) is None:
-                return
-            self._pins[digest] = pages
-            self.load(digest)
-            self.pool.release((), digest)
-        else:
-            self._pins[digest] = pages
-            if artifact.filled:
-                self.pool.pin(digest, True)
-
-    def _unpin(self, digest: str) -> None:
-        del self._pins[digest]
-        self.pool.pin(digest, False)
+        """Whatever has changed for it: brings it in if a live name pins it, and keeps it in once it is there."""
+        if self._declared.is_pinned(digest):
+            self._pins.bring(digest, self._artifacts[digest])
 
 
 def model_not_found(name: str) -> RequestError:

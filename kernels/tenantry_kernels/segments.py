@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class Segments:
     embed: VocabularySpans = ()  # tokens whose adapter changes the embeddings
     head: VocabularySpans = ()  # tokens whose adapter changes the head
     reach: int = 0  # elements that a pool must have to hold the pages of all these adapters
+    plans: list[tuple[Sequence[int], Tensor] | None] = field(default_factory=list)
+    """By a group's first module: the group and what the CPU extension made of the above for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +92,13 @@ def spans_of_rows(spans: VocabularySpans, rows: Sequence[int]) -> VocabularySpan
 
 
 class SegmentBuilder:
-    """Makes `Segments`; remembers the tables of the last set of adapters."""
+    """Makes `Segments`; remembers the last ones, and the tables of the last set of adapters."""
 
     def __init__(self, shape: LoraShape, device: torch.device | str = "cpu") -> None:
         self.shape = shape
         self.device = torch.device(device)
         self._stack = self._stacked(())
+        self._last: tuple[list[tuple[PagedAdapter | None, int]], Segments] | None = None
 
     def build(self, runs: Sequence[tuple[PagedAdapter | None, int]]) -> Segments:
         """runs: (adapter or None for base rows, number of tokens) in the order of the batch's tokens.
@@ -129,11 +132,13 @@ class SegmentBuilder:
             for at in range(begin, end, size)
         ]
         stack = self._stack
+        if self._last is not None and merged == self._last[0]:
+            return self._last[1]
 
         def table(values: object, dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
 
-        return Segments(
+        segments = Segments(
             tokens=token,
             shape=self.shape,
             max_rank=stack.max_rank,
@@ -149,7 +154,10 @@ class SegmentBuilder:
             embed=vocabulary_spans(runs, VocabularyModule.EMBED),
             head=vocabulary_spans(runs, VocabularyModule.HEAD),
             reach=stack.reach,
+            plans=[None] * self.shape.modules,
         )
+        self._last = merged, segments
+        return segments
 
     def _stacked(self, adapters: tuple[PagedAdapter, ...]) -> _Stack:
         dims = (len(adapters), self.shape.layers, self.shape.modules)

@@ -115,5 +115,5 @@ def test_a_weight_of_other_modules_is_refused() -> None:
     world = make_world([8], torch.float32)
     segments = SegmentBuilder(LORA).build([(world.adapters[0], 3)])
     packed = pack_linear(layer_of((Module.O,), torch.float32)[0])
-    with pytest.raises(RuntimeError, match="the weight must have 160 outputs for these modules, not 96"):
+    with pytest.raises(RuntimeError, match="`out` must have 160 columns for these modules, not 96"):
         linear_lora(torch.zeros(3, 96), packed, world.pool, segments, 0, QKV)

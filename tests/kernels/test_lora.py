@@ -97,3 +97,23 @@ def test_batch_of_the_wrong_size_is_refused() -> None:
     segments = SegmentBuilder(LORA).build([(world.adapters[0], 4)])
     with pytest.raises(RuntimeError, match="`out` must have"):
         apply_lora(x, out[:, :8], world.pool, segments, 0, QKV)
+
+
+def test_groups_that_begin_with_one_module_are_kept_apart() -> None:
+    world = make_world([8, 3], torch.float32)
+    segments = SegmentBuilder(LORA).build([(world.adapters[0], 2), (world.adapters[1], 1)])
+    for modules in (QKV, (Module.Q,), QKV):
+        x, out = inputs(modules, 3, torch.float32)
+        fresh = SegmentBuilder(LORA).build([(world.adapters[0], 2), (world.adapters[1], 1)])
+        expected = apply_lora(x, out.clone(), world.pool, fresh, 0, modules)
+        assert torch.equal(apply_lora(x, out.clone(), world.pool, segments, 0, modules), expected)
+
+
+def test_the_same_rows_need_no_new_tables() -> None:
+    world = make_world([8, 3], torch.float32)
+    builder = SegmentBuilder(LORA)
+    runs = [(world.adapters[0], 2), (None, 1)]
+    first = builder.build(runs)
+    assert builder.build(list(runs)) is first
+    assert builder.build([(world.adapters[0], 3)]).tokens == 3
+    assert builder.build([(world.adapters[1], 2), (None, 1)]) is not first

@@ -29,7 +29,7 @@ _ISAS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"),
 }
-_BINDINGS = ("sample", "ops")  # the longest last: it is compiled first
+_BINDINGS = ("sample", "lora", "ops")  # the longest last: it is compiled first
 
 
 def build(jobs: int = 2, sanitize: bool = False, target: Path = LIBRARY) -> Path:

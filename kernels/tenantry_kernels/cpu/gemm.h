@@ -29,6 +29,8 @@ void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_beg
   }
 }
 
+constexpr int64_t kPause = 64;  // inputs between two calls of `ahead`
+
 struct NothingAhead {
   void operator()() {}
 };
@@ -40,17 +42,19 @@ TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, 
   const T* panels = call.panels + panel * call.in * P;
   const int64_t x_stride = call.x_stride, in = call.in, column = panel * P;
   V acc[R][N][2] = {};
-  constexpr int64_t kPause = 16;
-  for (int64_t k = 0; k < in; ++k) {
-    if constexpr (!std::is_same_v<Ahead, NothingAhead>)
-      if (k % kPause == 0) ahead();
-    V w[N][2];
-    for (int n = 0; n < N; ++n) load2(panels + (n * in + k) * P, w[n][0], w[n][1]);
-    for (int r = 0; r < R; ++r) {
-      const V value = splat(x[r * x_stride + k]);
-      for (int n = 0; n < N; ++n) {
-        acc[r][n][0] += value * w[n][0];
-        acc[r][n][1] += value * w[n][1];
+  constexpr int64_t kStep = std::is_same_v<Ahead, NothingAhead> ? INT64_MAX / 2 : kPause;
+  for (int64_t from = 0; from < in; from += kStep) {
+    ahead();
+    const int64_t to = std::min(in, from + kStep);
+    for (int64_t k = from; k < to; ++k) {
+      V w[N][2];
+      for (int n = 0; n < N; ++n) load2(panels + (n * in + k) * P, w[n][0], w[n][1]);
+      for (int r = 0; r < R; ++r) {
+        const V value = splat(x[r * x_stride + k]);
+        for (int n = 0; n < N; ++n) {
+          acc[r][n][0] += value * w[n][0];
+          acc[r][n][1] += value * w[n][1];
+        }
       }
     }
   }
@@ -117,6 +121,13 @@ void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, in
       tiles_of<kTileRows>(call, to - from, from, p, p + step, ahead);
     }
   }
+}
+
+// About how often `ahead` is called.
+template <typename T, typename Out>
+int64_t pauses_of(const Gemm<T, Out>& call, int64_t rows, int64_t panel_begin, int64_t panel_end) {
+  const int64_t tall = (rows + kTileRows - 1) / kTileRows;
+  return (panel_end - panel_begin) * tall * ((call.in + kPause - 1) / kPause);
 }
 
 template <typename T, typename Out>

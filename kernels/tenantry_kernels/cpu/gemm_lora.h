@@ -1,71 +1,27 @@
 // A linear layer whose rows have adapters: the base's sums and the adapters' meet in floats and are rounded once.
 //
-// The rows of B that a block of columns needs are asked for during its base product, which takes longer than they take to
-// come: memory works for LoRA while the multiply-adds work for the base.
+// What is read of the adapters is asked for during base products (ahead.h), which take longer than it takes to come:
+// memory works for LoRA while the multiply-adds work for the base.
 #pragma once
+
+#include <sched.h>
 
 #include <algorithm>
 
+#include "ahead.h"
 #include "gemm.h"
 #include "lora.h"
 
 namespace tenantry {
 namespace TENANTRY_ISA {
 
-// Rows of the step and columns of the output, and what of a task lies there.
-struct Block {
-  int64_t row_begin, row_end, first, last;
-
-  // Tokens of the task and columns of its module; both counted from the task's own.
-  struct Part {
-    int64_t token, tokens, begin, end;
-    bool empty() const { return tokens <= 0 || begin >= end; }
-  };
-  Part part(const LoraTask& task) const {
-    const int64_t from = std::max(row_begin, task.token), to = std::min(row_end, task.token + task.tokens);
-    return {from - task.token, to - from, std::max(first, task.column) - task.column,
-            std::min(last, task.column + task.width) - task.column};
+// Until all shrunk values are there: other threads are at the last of them.
+inline void wait(const std::atomic<int64_t>& shrinking) {
+  for (int spins = 0; shrinking.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins < 2000) pause();
+    else sched_yield();
   }
-};
-
-// Asks for the rows of B that a block of rows and columns needs, one at each call.
-template <typename T>
-class RowsAhead {
- public:
-  RowsAhead(const GemmLora<T>& call, const Block& block) : call_(call), block_(block), task_(call.tasks - 1) {
-    next_task();
-  }
-
-  TENANTRY_INLINE void operator()() {
-    if (rank_ == ranks_) {
-      if (ranks_ == 0) return;
-      next_task();
-      if (ranks_ == 0) return;
-    }
-    const T* row = call_.lora.pool + task_->b_rows[rank_++];
-    for (int64_t at = begin_; at < end_; at += kLine) __builtin_prefetch(row + at, 0, 2);
-  }
-
- private:
-  static constexpr int64_t kLine = 64 / sizeof(T);
-
-  void next_task() {
-    for (rank_ = ranks_ = 0; ++task_ < call_.tasks + call_.count;) {
-      const Block::Part part = block_.part(*task_);
-      if (part.empty()) continue;
-      begin_ = part.begin;
-      end_ = part.end;
-      ranks_ = task_->rank;
-      return;
-    }
-    task_ = call_.tasks + call_.count - 1;
-  }
-
-  const GemmLora<T>& call_;
-  const Block block_;
-  const LoraTask* task_;
-  int64_t begin_ = 0, end_ = 0, rank_ = 0, ranks_ = 0;
-};
+}
 
 template <typename T>
 void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
@@ -77,8 +33,9 @@ void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int6
   float* sums = scratch.data();
   const Gemm<T, float> wide{base.x + row_begin * base.x_stride, base.x_stride, row_end - row_begin, base.in, base.out,
                             base.panels, base.bias, sums, stride, first};
-  RowsAhead<T> ahead(call, block);
+  RowsAhead<T> ahead(call, block, pauses_of(wide, wide.rows, panel_begin, panel_end));
   gemm_ahead(wide, 0, row_end - row_begin, panel_begin, panel_end, ahead);
+  wait(*call.shrinking);
   for (int64_t i = 0; i < call.count; ++i) {
     const LoraTask& task = call.tasks[i];
     const Block::Part part = block.part(task);

@@ -38,9 +38,18 @@ TENANTRY_INLINE void shrink_tile(const Lora<T>& call, const LoraTask& task, int6
     const int64_t count = call.in - at;
     step(at, [count](const T* p, V& a, V& b) { load2(p, count, a, b); });
   }
-  for (int r = 0; r < R; ++r)
+  float* hidden = call.hidden + (task.token + token) * call.hidden_stride + task.hidden + rank;
+  if constexpr (R * N == W) {  // all at once: the same additions as one by one
+    V flat[W];
     for (int n = 0; n < N; ++n)
-      call.hidden[(task.token + token + n) * call.hidden_stride + task.hidden + rank + r] = task.scale * sum(acc[r][n]);
+      for (int r = 0; r < R; ++r) flat[n * R + r] = acc[r][n];
+    float all[W];
+    store1(all, task.scale * sums(flat));
+    for (int n = 0; n < N; ++n) std::memcpy(hidden + n * call.hidden_stride, all + n * R, R * sizeof(float));
+  } else {
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) hidden[n * call.hidden_stride + r] = task.scale * sum(acc[r][n]);
+  }
 }
 
 template <int N, typename T>

@@ -1,88 +1,10 @@
 // Bindings: checks of what could write out of bounds, then work split over threads by cost.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>  // at::get_num_threads
 #include <torch/library.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <string>
-#include <vector>
-
-#include "table.h"
-#include "team.h"
+#include "shared.h"
 
 namespace tenantry {
 namespace {
-
-const Table& table() {
-#if defined(TENANTRY_GENERIC_ONLY)
-  return table_generic();
-#else
-  static const Table& chosen = []() -> const Table& {
-    const char* wanted = std::getenv("TENANTRY_CPU_ISA");  // to test the others on one machine
-    const std::string name = wanted ? wanted : "";
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && (name.empty() || name == "avx512")) return table_avx512();
-    if (avx2 && (name.empty() || name == "avx2")) return table_avx2();
-    return table_generic();
-  }();
-  return chosen;
-#endif
-}
-
-template <typename T>
-const RowKernels<T>& kernels() {
-  if constexpr (std::is_same_v<T, float>) return table().f32;
-  else return table().bf16;
-}
-
-template <typename T>
-T* data(const at::Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-// Calls f<float> or f<Bf16> by the tensor's dtype.
-template <typename F>
-void by_dtype(const at::Tensor& tensor, F&& f) {
-  if (tensor.scalar_type() == at::kFloat) f(float{});
-  else if (tensor.scalar_type() == at::kBFloat16) f(Bf16{});
-  else TORCH_CHECK(false, "dtype must be float32 or bfloat16, not ", tensor.scalar_type());
-}
-
-std::vector<float>& scratch() {
-  thread_local std::vector<float> buffer;
-  return buffer;
-}
-
-// Calls f(begin, end) over parts of [0, count), each worth `cost` per element, in multiply-adds or bytes: few parts
-// where threads would cost more than they bring, else some per thread, so that a late thread takes fewer.
-template <typename F>
-void share(int64_t count, int64_t cost, const F& f) {
-  if (count <= 0) return;
-  constexpr int64_t kPart = 100'000;
-  const int64_t threads = at::get_num_threads();
-  const int64_t parts = threads < 2 ? 1 : std::clamp<int64_t>(count * cost / kPart, 1, std::min(count, 8 * threads));
-  Team::get().run(parts, threads, [&](int64_t part) { f(count * part / parts, count * (part + 1) / parts); });
-}
-
-// The same over items of unequal cost: each part is a run of neighbours of nearly equal total.
-template <typename Item, typename F>
-void share(const std::vector<Item>& items, const std::vector<int64_t>& cost, const F& f) {
-  thread_local std::vector<int64_t> sums;
-  sums.assign(cost.size() + 1, 0);
-  std::vector<int64_t>& before = sums;  // not the thread's own name: other threads read this one
-  for (size_t i = 0; i < cost.size(); ++i) before[i + 1] = before[i] + cost[i];
-  const auto at = [&](int64_t work) { return std::lower_bound(before.begin(), before.end() - 1, work) - before.begin(); };
-  const int64_t total = std::max<int64_t>(before.back(), 1);
-  constexpr int64_t kSteps = 1 << 12;  // of the total: borders of parts
-  share(kSteps, total / kSteps + 1, [&](int64_t begin, int64_t end) {
-    const auto last = end == kSteps ? static_cast<int64_t>(items.size()) : at(total * end / kSteps);
-    for (auto i = begin == 0 ? 0 : at(total * begin / kSteps); i < last; ++i) f(items[static_cast<size_t>(i)]);
-  });
-}
 
 std::string isa() { return table().name; }
 
@@ -99,45 +21,6 @@ at::Tensor pack(const at::Tensor& weight) {
   return panels;
 }
 
-void check_linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias) {
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == panels.scalar_type(),
-              "`x` must be [tokens, in] with contiguous rows and the weight's dtype");
-  TORCH_CHECK(panels.size(1) == x.size(1) && panels.size(2) == table().panel && panels.size(0) * table().panel >= out,
-              "`x` must have ", panels.size(1), " columns, not ", x.size(1));
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == out && bias->is_contiguous()),
-              "`bias` must be float32 [out]");
-}
-
-// x in float: rows are read many times, so bf16 is widened once.
-at::Tensor widened(const at::Tensor& x) {
-  if (x.scalar_type() == at::kFloat) return x;
-  at::Tensor floats = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
-  share(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      kernels<Bf16>().widen(data<const Bf16>(x) + r * x.stride(0), data<float>(floats) + r * x.size(1), x.size(1));
-  });
-  return floats;
-}
-
-// Calls f(row_begin, row_end, panel_begin, panel_end) for all blocks of a product; `group` = panels of one block.
-template <typename F>
-void blocks_of(int64_t rows, int64_t in, int64_t out, int64_t count, int64_t group, const F& f) {
-  constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
-  const int64_t blocks = (rows + kRows - 1) / kRows, groups = (count + group - 1) / group;
-  const int64_t threads = rows * in * out < 100'000 ? 1 : at::get_num_threads();
-  Team::get().run(blocks * groups, threads, [&](int64_t item) {
-    const int64_t block = item / groups, p = item % groups * group;
-    f(rows * block / blocks, rows * (block + 1) / blocks, p, std::min(count, p + group));
-  });
-}
-
-template <typename T, typename Out>
-Gemm<T, Out> product(const at::Tensor& floats, const at::Tensor& panels, int64_t out,
-                     const std::optional<at::Tensor>& bias, at::Tensor& y) {
-  return {data<const float>(floats), floats.stride(0), floats.size(0), floats.size(1), out, data<const T>(panels),
-          bias ? data<const float>(*bias) : nullptr, data<Out>(y), out, 0};
-}
-
 at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
                   bool wide) {
   check_linear(x, panels, out, bias);
@@ -149,138 +32,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, co
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, const auto& call) {
-      blocks_of(rows, in, out, panels.size(0), group,
-                [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
+      const Blocks blocks{rows, panels.size(0), group};
+      Team::get().run(blocks.count(), blocks.threads(in, out), [&](int64_t number) {
+        blocks.block(number, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
+      });
     };
     if (wide) run(kernels<T>().gemm_wide, product<T, float>(floats, panels, out, bias, y));
     else run(kernels<T>().gemm, product<T, T>(floats, panels, out, bias, y));
-  });
-  return y;
-}
-
-// A step's adapters, as segments.py lays them out.
-struct Adapters {
-  const at::Tensor &starts, &adapter, &ranks, &scales, &first, &rows;
-};
-
-// What one call has to do: a task for each segment and module that has a rank.
-struct LoraPlan {
-  std::vector<LoraTask> tasks;
-  int64_t columns = 0;  // of all modules
-  int64_t hidden_stride = 0;
-
-  void make(const Adapters& of, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
-    const int64_t layers = of.ranks.size(1), all = of.ranks.size(2);
-    const int32_t* border = data<const int32_t>(of.starts);
-    const int32_t* slot = data<const int32_t>(of.adapter);
-    tasks.clear();
-    columns = hidden_stride = 0;
-    for (const int64_t m : modules) columns += widths[m];
-    for (int64_t s = 0; s < of.adapter.numel(); ++s) {
-      if (slot[s] < 0) continue;
-      int64_t column = 0, hidden = 0;
-      for (const int64_t m : modules) {
-        const int64_t at = (slot[s] * layers + layer) * all + m;
-        const int64_t rank = data<const int32_t>(of.ranks)[at];
-        if (rank > 0) {
-          const int64_t* a = data<const int64_t>(of.rows) + data<const int64_t>(of.first)[at];
-          tasks.push_back({border[s], border[s + 1] - border[s], rank, data<const float>(of.scales)[at], a, a + rank,
-                           column, widths[m], hidden});
-          hidden += rank;
-        }
-        column += widths[m];
-      }
-      hidden_stride = std::max(hidden_stride, hidden);
-    }
-  }
-};
-
-LoraPlan& lora_plan() {
-  thread_local LoraPlan plan;  // its memory is kept from call to call, of which a step makes some hundred
-  return plan;
-}
-
-// Calls kernel(item) for parts of `unit` of extent(task) and some tokens; other(task) = weights of each.
-template <typename Extent, typename Other, typename F>
-void lora_items(const LoraPlan& plan, int64_t unit, const Extent& extent, const Other& other, const F& kernel) {
-  constexpr int64_t kTokens = 12;
-  constexpr int64_t kRead = 5;  // multiply-adds that take as long as one weight from memory
-  thread_local std::vector<LoraItem> parts;
-  thread_local std::vector<int64_t> cost;
-  parts.clear();
-  cost.clear();
-  for (const LoraTask& task : plan.tasks)
-    for (int64_t token = 0; token < task.tokens; token += kTokens)
-      for (int64_t at = 0; at < extent(task); at += unit) {
-        const int64_t tokens = std::min(kTokens, task.tokens - token), end = std::min(extent(task), at + unit);
-        parts.push_back({&task, token, tokens, at, end});
-        cost.push_back((end - at) * other(task) * (tokens + kRead));
-      }
-  share(parts, cost, kernel);
-}
-
-// The buffer of shrunk values, filled.
-template <typename T>
-Lora<T> shrunk(const LoraPlan& plan, const at::Tensor& x, const at::Tensor& pool) {
-  thread_local std::vector<float> hidden;
-  hidden.resize(std::max(hidden.size(), static_cast<size_t>(x.size(0) * plan.hidden_stride)));
-  const Lora<T> call{data<const T>(x), x.stride(0), x.size(1), nullptr, 0,
-                     data<const T>(pool), hidden.data(), plan.hidden_stride};
-  constexpr int64_t kRanks = 8;
-  lora_items(plan, kRanks, [](const LoraTask& task) { return task.rank; },
-             [&](const LoraTask&) { return x.size(1); },
-             [&](const LoraItem& item) { kernels<T>().shrink(call, item); });
-  return call;
-}
-
-void check_lora(const at::Tensor& x, const at::Tensor& pool) {
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && pool.is_contiguous(), "`x` and `pool` must have contiguous rows");
-  TORCH_CHECK(x.scalar_type() == pool.scalar_type(), "`x` and `pool` must have one dtype");
-}
-
-void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, const at::Tensor& starts,
-                const at::Tensor& adapter, const at::Tensor& ranks, const at::Tensor& scales, const at::Tensor& first,
-                const at::Tensor& rows, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
-  check_lora(x, pool);
-  TORCH_CHECK(out.dim() == 2 && out.stride(1) == 1 && out.scalar_type() == x.scalar_type(),
-              "`out` must have contiguous rows and x's dtype");
-  LoraPlan& plan = lora_plan();
-  plan.make({starts, adapter, ranks, scales, first, rows}, layer, modules, widths);
-  TORCH_CHECK(plan.columns == out.size(1), "`out` must have ", plan.columns, " columns, not ", out.size(1));
-  if (plan.tasks.empty()) return;
-  by_dtype(x, [&](auto t) {
-    using T = decltype(t);
-    Lora<T> call = shrunk<T>(plan, x, pool);
-    call.out = data<T>(out);
-    call.out_stride = out.stride(0);
-    constexpr int64_t kColumns = 256;
-    lora_items(plan, kColumns, [](const LoraTask& task) { return task.width; },
-               [](const LoraTask& task) { return task.rank; },
-               [&](const LoraItem& item) { kernels<T>().expand(call, item); });
-  });
-}
-
-at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t out, const std::optional<at::Tensor>& bias,
-                       const at::Tensor& pool, const at::Tensor& starts, const at::Tensor& adapter,
-                       const at::Tensor& ranks, const at::Tensor& scales, const at::Tensor& first,
-                       const at::Tensor& slots, int64_t layer, at::IntArrayRef modules, at::IntArrayRef widths) {
-  check_linear(x, panels, out, bias);
-  check_lora(x, pool);
-  LoraPlan& plan = lora_plan();
-  plan.make({starts, adapter, ranks, scales, first, slots}, layer, modules, widths);
-  TORCH_CHECK(plan.columns == out, "the weight must have ", plan.columns, " outputs for these modules, not ", out);
-  at::Tensor y = at::empty({x.size(0), out}, x.options());
-  const int64_t rows = x.size(0), in = x.size(1), count = panels.size(0);
-  if (rows == 0) return y;
-  const at::Tensor floats = widened(x);
-  by_dtype(x, [&](auto t) {
-    using T = decltype(t);
-    const GemmLora<T> call{product<T, T>(floats, panels, out, bias, y), shrunk<T>(plan, x, pool), plan.tasks.data(),
-                           static_cast<int64_t>(plan.tasks.size())};
-    const int64_t group = rows < 8 || rows > 48 || count >= 64 ? 4 : 2;
-    blocks_of(rows, in, out, count, group, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) {
-      kernels<T>().gemm_lora(call, r0, r1, p0, p1, scratch());
-    });
   });
   return y;
 }
@@ -398,10 +156,6 @@ TORCH_LIBRARY(tenantry_cpu, m) {
   m.def("isa() -> str", tenantry::isa);
   m.def("pack(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor panels, int out, Tensor? bias, bool wide) -> Tensor");
-  m.def("linear_lora(Tensor x, Tensor panels, int out, Tensor? bias, Tensor pool, Tensor starts, Tensor adapter, "
-        "Tensor ranks, Tensor scales, Tensor first, Tensor rows, int layer, int[] modules, int[] widths) -> Tensor");
-  m.def("apply_lora(Tensor x, Tensor(a!) out, Tensor pool, Tensor starts, Tensor adapter, Tensor ranks, Tensor scales, "
-        "Tensor first, Tensor rows, int layer, int[] modules, int[] widths) -> ()");
   m.def("paged_attention(Tensor q, Tensor kv, int layer, Tensor page_tables, Tensor query_starts, "
         "Tensor context_lens, float scale, Tensor(a!) out) -> ()");
   m.def("rope_and_kv_write(Tensor(a!) qkv, Tensor positions, Tensor table, Tensor(b!) kv, int layer, Tensor slots, "
@@ -414,8 +168,6 @@ TORCH_LIBRARY(tenantry_cpu, m) {
 TORCH_LIBRARY_IMPL(tenantry_cpu, CPU, m) {
   m.impl("pack", tenantry::pack);
   m.impl("linear", tenantry::linear);
-  m.impl("linear_lora", tenantry::linear_lora);
-  m.impl("apply_lora", tenantry::apply_lora);
   m.impl("paged_attention", tenantry::paged_attention);
   m.impl("rope_and_kv_write", tenantry::rope_and_kv_write);
   m.impl("rms_norm", tenantry::rms_norm);

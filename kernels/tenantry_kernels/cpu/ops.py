@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tenantry_kernels.paging import GATE_UP, QKV, Module
 from tenantry_kernels.segments import Segments
 
 if TYPE_CHECKING:
     from tenantry_kernels.linear import PackedWeight
 
 _ops = torch.ops.tenantry_cpu
+
+_FOLLOWING: tuple[tuple[Sequence[int], int], ...] = (
+    ((Module.O,), 0), ((), 0), ((), 0), (GATE_UP, 0), ((Module.DOWN,), 0), ((), 0), (QKV, 1),
+)  # fmt: skip
+"""By a call's first module: the modules of the call after it, and how many layers on. A decoder layer's order; where it
+does not hold, memory is asked for in vain."""
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -31,10 +38,10 @@ def linear(x: Tensor, weight: PackedWeight, out_dtype: torch.dtype) -> Tensor:
 def linear_lora(
     x: Tensor, weight: PackedWeight, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
 ) -> Tensor:
-    s = segments
+    follows, step = _FOLLOWING[modules[0]]
     out: Tensor = _ops.linear_lora(
-        x, weight.data, weight.out_features, weight.bias, pool, s.starts, s.adapter, s.ranks, s.scales, s.first,
-        s.rows, layer, modules, s.shape.out_features,
+        x, weight.data, weight.out_features, weight.bias, pool, _plan(segments, modules), layer,
+        _plan(segments, follows) if follows else None, layer + step,
     )  # fmt: skip
     return out
 
@@ -42,22 +49,29 @@ def linear_lora(
 def apply_lora(
     x: Tensor, out: Tensor, pool: Tensor, segments: Segments, layer: int, modules: Sequence[int]
 ) -> Tensor:
+    _ops.apply_lora(x, out, pool, _plan(segments, modules), layer)
+    return out
+
+
+def _plan(segments: Segments, modules: Sequence[int]) -> Tensor:
+    """What the extension has to do for these modules in any layer, made at the step's first call."""
+    known = segments.plans[modules[0]]
+    if known is not None and known[0] == modules:
+        return known[1]
     s = segments
-    _ops.apply_lora(
-        x,
-        out,
-        pool,
+    plan: Tensor = _ops.lora_plan(
         s.starts,
         s.adapter,
         s.ranks,
         s.scales,
         s.first,
         s.rows,
-        layer,
         modules,
+        s.shape.in_features,
         s.shape.out_features,
     )
-    return out
+    segments.plans[modules[0]] = (modules, plan)
+    return plan
 
 
 def paged_attention(

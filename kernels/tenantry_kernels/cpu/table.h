@@ -4,6 +4,7 @@
 // compiled for AVX-512 must never be the copy that the linker keeps for every machine.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -59,9 +60,12 @@ struct Lora {
 template <typename T>
 struct GemmLora {
   Gemm<T, T> base;
-  Lora<T> lora;              // `hidden` is there already; `x` and `out` are not used
+  Lora<T> lora;              // `x` and `out` are not used
   const LoraTask* tasks;
   int64_t count;
+  const std::atomic<int64_t>* shrinking;  // parts of `hidden` that are not there yet
+  const LoraTask* next;      // tasks of the call that will follow, and its inputs: what to fetch of A
+  int64_t next_count, next_in;
 };
 
 template <typename T>

@@ -21,12 +21,13 @@ class Team {
     return *team;
   }
 
-  // Calls f(i) for all i in [0, items), on at most `threads` threads; returns when all are done. f must not throw.
+  // Calls f(i) for all i in [0, items), on at most `threads` threads; returns when all are done. f must not throw. The
+  // last is taken first: f may wait for those above its own, which have all been begun.
   template <typename F>
   void run(int64_t items, int64_t threads, const F& f) {
     std::unique_lock<std::mutex> mine(busy_, std::defer_lock);
     if (items < 2 || threads < 2 || items > INT32_MAX || !mine.try_lock()) {  // another caller has the helpers
-      for (int64_t i = 0; i < items; ++i) f(i);
+      for (int64_t i = items; i-- > 0;) f(i);
       return;
     }
     while (helpers_ < threads - 1 && helpers_ < kMostHelpers) std::thread(&Team::help, this, helpers_++).detach();

@@ -179,6 +179,12 @@ TENANTRY_INLINE V exp(V x) {
   return under ? V{} : y;
 }
 
+TENANTRY_INLINE void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 TENANTRY_INLINE int64_t pairs(int64_t width) { return (width + P - 1) / P; }
 
 }  // namespace TENANTRY_ISA

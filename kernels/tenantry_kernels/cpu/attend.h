@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "vec.h"
@@ -13,15 +14,112 @@ namespace TENANTRY_ISA {
 
 constexpr int64_t kPage = 16;  // tokens of a page
 
-// acc * shrunk + the weighted sum of `seen` rows of values, N vectors wide.
-template <int N>
-TENANTRY_INLINE void add_values(float* acc, float shrunk, const float* weight, const float* values, int64_t width,
-                                int64_t seen) {
-  V sums[N];
-  for (int n = 0; n < N; ++n) sums[n] = load1(acc + n * W) * shrunk;
-  for (int64_t t = 0; t < seen; ++t)
-    for (int n = 0; n < N; ++n) sums[n] += weight[t] * load1(values + t * width + n * W);
-  for (int n = 0; n < N; ++n) store1(acc + n * W, sums[n]);
+// The rows of queries that see a page, and its keys and values: in floats, or as they lie in the pool.
+template <typename K>
+struct Page {
+  const float* q;             // [rows, width], as load2 reads
+  const K *keys, *values;     // [16, stride]
+  int64_t stride, width;
+  float *acc, *top, *mass;    // [rows, width], [rows], [rows]: weighted sums, greatest score and sum of weights so far
+};
+
+// R rows of queries times 16 keys: each score is one chain over the vectors of a row, then one tree over its lanes.
+template <int R, typename K>
+TENANTRY_INLINE void scores(const Page<K>& page, int64_t row, float (*weight)[kPage]) {
+  constexpr int kKeys = 4;
+  const float* q = page.q + row * page.width;
+  for (int64_t t = 0; t < kPage; t += W) {
+    V dots[R][W];
+    for (int k = 0; k < W; k += kKeys) {
+      V acc[R][kKeys] = {};
+      const K* keys = page.keys + (t + k) * page.stride;
+      const auto add = [&](int64_t c, auto half) {
+        V x[R];
+        for (int r = 0; r < R; ++r) x[r] = load1(q + r * page.width + c + half * W);
+        for (int n = 0; n < kKeys; ++n) {
+          const V key = load_half<half>(keys + n * page.stride + c);
+          for (int r = 0; r < R; ++r) acc[r][n] += x[r] * key;
+        }
+      };
+      for (int64_t c = 0; c < page.width; c += P) {
+        add(c, std::integral_constant<int, 0>{});
+        add(c, std::integral_constant<int, 1>{});
+      }
+      for (int r = 0; r < R; ++r)
+        for (int n = 0; n < kKeys; ++n) dots[r][k + n] = acc[r][n];
+    }
+    for (int r = 0; r < R; ++r) store1(weight[r] + t, sums(dots[r]));
+  }
+}
+
+// Makes weights of a row's scores, of which `seen` count; returns by how much what was summed up before shrinks.
+TENANTRY_INLINE float soften(float* weight, int64_t seen, float& top, float& mass) {
+  for (int64_t t = seen; t < kPage; ++t) weight[t] = -std::numeric_limits<float>::infinity();
+  V most = load1(weight);
+  for (int64_t t = W; t < kPage; t += W) most = greater(most, load1(weight + t));
+  const float greatest = std::max(top, greatest_of(most));
+  V total = {};
+  for (int64_t t = 0; t < kPage; t += W) {
+    const V e = exp(load1(weight + t) - greatest);
+    store1(weight + t, e);
+    total += e;
+  }
+  const float shrunk = top == greatest ? 1.0f : exp(splat(top - greatest))[0];  // 0 for the first page
+  mass = mass * shrunk + sum(total);
+  top = greatest;
+  return shrunk;
+}
+
+// acc * shrunk + the weighted sum of `seen` rows of values, for R rows, N pairs of vectors wide.
+template <int R, int N, typename K>
+TENANTRY_INLINE void add_values(const Page<K>& page, int64_t row, int64_t column, const float* shrunk,
+                                const float (*weight)[kPage], int64_t seen) {
+  float* acc = page.acc + row * page.width + column;
+  V sums[R][2 * N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < 2 * N; ++n) sums[r][n] = load1(acc + r * page.width + n * W) * shrunk[r];
+  for (int64_t t = 0; t < seen; ++t) {
+    const K* values = page.values + t * page.stride + column;
+    for (int n = 0; n < N; ++n) {
+      V value[2];
+      load2(values + n * P, value[0], value[1]);
+      for (int r = 0; r < R; ++r) {
+        sums[r][2 * n] += weight[r][t] * value[0];
+        sums[r][2 * n + 1] += weight[r][t] * value[1];
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < 2 * N; ++n) store1(acc + r * page.width + n * W, sums[r][n]);
+}
+
+// R rows of queries that see the same `seen` keys of the page.
+template <int R, typename K>
+void see(const Page<K>& page, int64_t row, int64_t seen) {
+  alignas(64) float weight[R][kPage];
+  float shrunk[R];
+  scores<R>(page, row, weight);
+  for (int r = 0; r < R; ++r) shrunk[r] = soften(weight[r], seen, page.top[row + r], page.mass[row + r]);
+  constexpr int N = R == 1 ? 4 : 2;
+  int64_t c = 0;
+  for (; c + N * P <= page.width; c += N * P) add_values<R, N>(page, row, c, shrunk, weight, seen);
+  for (; c < page.width; c += P) add_values<R, 1>(page, row, c, shrunk, weight, seen);
+}
+
+constexpr int64_t kTogether = 3;  // rows of queries that share what is read of a page
+
+// All rows; `seen(row)` = keys of the page that a row sees.
+template <typename K, typename Seen>
+void see_all(const Page<K>& page, int64_t rows, const Seen& seen) {
+  for (int64_t i = 0; i < rows;) {
+    if (i + kTogether <= rows && seen(i) > 0 && seen(i) == seen(i + kTogether - 1)) {
+      see<kTogether>(page, i, seen(i));
+      i += kTogether;
+    } else {
+      if (seen(i) > 0) see<1>(page, i, seen(i));
+      ++i;
+    }
+  }
 }
 
 template <typename T>
@@ -58,6 +156,11 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
     const T* page = call.pool + static_cast<int64_t>(pages[begin / kPage]) * call.page_stride +
                     item.kv_head * kPage * call.head_dim;
     const int64_t present = std::min(kPage, last + 1 - begin);
+    const auto seen = [&](int64_t row) { return std::min(present, item.position + row / groups + 1 - begin); };
+    if (rows <= kTogether && width == call.head_dim) {  // each is read once: from where it lies
+      see_all(Page<T>{q, page, page + call.v_offset, width, width, acc, top, mass}, rows, seen);
+      continue;
+    }
     std::fill(keys + present * width, keys + kPage * width, 0.0f);
     for (int64_t t = 0; t < present; ++t) {
       for (int64_t c = 0; c < chunks; ++c) {
@@ -68,34 +171,7 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
         store2(values + t * width + c * P, a, b);
       }
     }
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t seen = std::min(present, item.position + i / groups + 1 - begin);
-      if (seen <= 0) continue;
-      alignas(64) float weight[kPage];
-      float greatest = top[i];
-      for (int64_t t = 0; t < kPage; t += W) {
-        V dots[W] = {};
-        for (int64_t c = 0; c < width; c += W) {
-          const V x = load1(q + i * width + c);
-          for (int k = 0; k < W; ++k) dots[k] += x * load1(keys + (t + k) * width + c);
-        }
-        store1(weight + t, sums(dots));
-      }
-      for (int64_t t = 0; t < seen; ++t) greatest = std::max(greatest, weight[t]);
-      for (int64_t t = seen; t < kPage; ++t) weight[t] = lowest;
-      V total = {};
-      for (int64_t t = 0; t < kPage; t += W) {
-        const V e = exp(load1(weight + t) - greatest);
-        store1(weight + t, e);
-        total += e;
-      }
-      const float shrunk = top[i] == greatest ? 1.0f : exp(splat(top[i] - greatest))[0];  // 0 for the first page
-      mass[i] = mass[i] * shrunk + sum(total);
-      top[i] = greatest;
-      int64_t c = 0;
-      for (; c + 4 * P <= width; c += 4 * P) add_values<8>(acc + i * width + c, shrunk, weight, values + c, width, seen);
-      for (; c < width; c += P) add_values<2>(acc + i * width + c, shrunk, weight, values + c, width, seen);
-    }
+    see_all(Page<float>{q, keys, values, width, width, acc, top, mass}, rows, seen);
   }
 
   for (int64_t i = 0; i < rows; ++i) {

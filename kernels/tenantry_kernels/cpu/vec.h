@@ -68,6 +68,16 @@ TENANTRY_INLINE void load2(const Bf16* p, V& a, V& b) {
   b = (V)(bits & 0xffff0000u);
 }
 
+// One of the two vectors of load2.
+template <int H>
+TENANTRY_INLINE V load_half(const float* p) {
+  return load1(p + H * W);
+}
+template <int H>
+TENANTRY_INLINE V load_half(const Bf16* p) {
+  return H == 0 ? (V)(loadu(p) << 16) : (V)(loadu(p) & 0xffff0000u);
+}
+
 TENANTRY_INLINE U round_bits(V v) {  // nearest even, in the upper half; NaN stays NaN
   const U bits = (U)v;
   const U rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -154,6 +164,19 @@ template <int B = W>
 TENANTRY_INLINE float sum(V v) {
   if constexpr (B == 1) return v[0];
   else return sum<B / 2>(fold<B>(v, v));
+}
+
+TENANTRY_INLINE V greater(V a, V b) { return a > b ? a : b; }
+
+template <int B = W>
+TENANTRY_INLINE float greatest_of(V v) {
+  if constexpr (B == 1) {
+    return v[0];
+  } else {
+    I other;
+    for (int lane = 0; lane < W; ++lane) other[lane] = (lane + B / 2) % W;
+    return greatest_of<B / 2>(greater(v, __builtin_shuffle(v, other)));
+  }
 }
 
 // e^x for x <= 88: range reduction and a polynomial (coefficients of Cephes' expf), within 2 ulp; 0 below -87.

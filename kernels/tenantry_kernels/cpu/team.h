@@ -50,7 +50,7 @@ class Team {
 
  private:
   static constexpr int64_t kMostHelpers = 255;
-  static constexpr int kSpins = 2000;  // some 30 microseconds: as long as the pause between two operators of a step
+  static constexpr int kSpins = 20000;  // some 300 microseconds: longer than any pause between two operators of a step
 
   static void pause() {
 #if defined(__x86_64__)

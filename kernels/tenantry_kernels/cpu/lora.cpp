@@ -82,7 +82,7 @@ at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t ou
   check_linear(x, panels, out, bias);
   check(plan, number, x, pool, out);
   at::Tensor y = at::empty({x.size(0), out}, x.options());
-  const int64_t rows = x.size(0), count = panels.size(0);
+  const int64_t rows = x.size(0);
   if (rows == 0) return y;
   const LoraPlan::Layer& layer = plan.layers[static_cast<size_t>(number)];
   const LoraTask* next = nullptr;
@@ -97,15 +97,14 @@ at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t ou
     }
   }
   const at::Tensor floats = widened(x);
-  // wide blocks read more of a row of B at a time; narrow ones leave work for many threads
-  const Blocks blocks{rows, count, count >= 16 * at::get_num_threads() ? 4 : 2};
+  const Blocks blocks(rows, plan.in, panels.size(0), out, 4);
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     std::atomic<int64_t> shrinking{layer.parts};
     const GemmLora<T> call{product<T, T>(floats, panels, out, bias, y), call_of<T>(plan, layer, x, pool),
                            plan.tasks.data() + layer.task, layer.tasks, &shrinking, next, next_count, next_in};
     const int64_t products = blocks.count();
-    Team::get().run(products + layer.parts, blocks.threads(plan.in, out), [&](int64_t item) {
+    Team::get().run(products + layer.parts, blocks.threads, [&](int64_t item) {
       if (item >= products) {
         shrink_part(plan, layer, call.lora, item - products);
         shrinking.fetch_sub(1, std::memory_order_release);

@@ -38,12 +38,18 @@ struct LoraPlan {
   at::Tensor rows;               // what the tasks point into
 
   LoraPlan(const Adapters& of, at::IntArrayRef modules, at::IntArrayRef ins, at::IntArrayRef widths) : rows(of.rows) {
-    const int32_t* border = of.starts.data_ptr<int32_t>();
-    const int32_t* slot = of.adapter.data_ptr<int32_t>();
+    const auto* border = of.starts.data_ptr<int32_t>();
+    const auto* slot = of.adapter.data_ptr<int32_t>();
+    const auto* ranks = of.ranks.data_ptr<int32_t>();
+    const auto* scales = of.scales.data_ptr<float>();
+    const auto* first = of.first.data_ptr<int64_t>();
+    const auto* places = of.rows.data_ptr<int64_t>();
     const int64_t segments = of.adapter.numel(), depth = of.ranks.size(1), all = of.ranks.size(2);
     tokens = border[segments];
     in = ins[modules[0]];
     for (const int64_t m : modules) columns += widths[m];
+    tasks.reserve(static_cast<size_t>(depth * segments) * modules.size());
+    layers.reserve(static_cast<size_t>(depth));
     for (int64_t layer = 0; layer < depth; ++layer) {
       Layer made{static_cast<int64_t>(tasks.size()), 0, 0, 0, 0, 0};
       for (int64_t s = 0; s < segments; ++s) {
@@ -51,10 +57,9 @@ struct LoraPlan {
         int64_t column = 0, hidden = 0;
         for (const int64_t m : modules) {
           const int64_t at = (slot[s] * depth + layer) * all + m;
-          if (const int64_t rank = of.ranks.data_ptr<int32_t>()[at]; rank > 0) {
-            const int64_t* a = of.rows.data_ptr<int64_t>() + of.first.data_ptr<int64_t>()[at];
-            tasks.push_back({border[s], border[s + 1] - border[s], rank, of.scales.data_ptr<float>()[at], a, a + rank,
-                             column, widths[m], hidden});
+          if (const int64_t rank = ranks[at]; rank > 0) {
+            const int64_t* a = places + first[at];
+            tasks.push_back({border[s], border[s + 1] - border[s], rank, scales[at], a, a + rank, column, widths[m], hidden});
             hidden += rank;
           }
           column += widths[m];
@@ -64,7 +69,9 @@ struct LoraPlan {
       made.tasks = static_cast<int64_t>(tasks.size()) - made.task;
       layers.push_back(made);
     }
-    for (Layer& layer : layers) cut(layer);
+    items.reserve(3 * tasks.size());
+    std::vector<int64_t> cost;
+    for (Layer& layer : layers) cut(layer, cost);
   }
 
   // The plan behind a tensor that `boxed` made.
@@ -78,9 +85,9 @@ struct LoraPlan {
  private:
   static constexpr uint64_t kMagic = 0x7e9a97279a1c0de5;
 
-  void cut(Layer& layer) {
+  void cut(Layer& layer, std::vector<int64_t>& cost) {
     layer.item = static_cast<int64_t>(items.size());
-    std::vector<int64_t> cost;
+    cost.clear();
     int64_t total = 0;
     for (int64_t i = layer.task; i < layer.task + layer.tasks; ++i) {
       const LoraTask& task = tasks[static_cast<size_t>(i)];

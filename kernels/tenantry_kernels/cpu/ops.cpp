@@ -32,8 +32,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, co
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, const auto& call) {
-      const Blocks blocks{rows, panels.size(0), group};
-      Team::get().run(blocks.count(), blocks.threads(in, out), [&](int64_t number) {
+      const Blocks blocks(rows, in, panels.size(0), out, group);
+      Team::get().run(blocks.count(), blocks.threads, [&](int64_t number) {
         blocks.block(number, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
       });
     };

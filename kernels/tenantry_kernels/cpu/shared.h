@@ -104,24 +104,26 @@ inline at::Tensor widened(const at::Tensor& x) {
   return floats;
 }
 
-// How a product of `rows` is cut: `group` panels make one block.
+// How a product is cut into blocks of rows and of about `group` panels: of these as many for each thread.
 struct Blocks {
   static constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
 
-  int64_t rows, panels, group;
-  int64_t tall = (rows + kRows - 1) / kRows, wide = (panels + group - 1) / group;
+  int64_t rows, panels, threads, tall, wide;
+
+  Blocks(int64_t rows, int64_t in, int64_t panels, int64_t out, int64_t group)
+      : rows(rows), panels(panels), threads(rows * in * out < 100'000 ? 1 : at::get_num_threads()),
+        tall((rows + kRows - 1) / kRows), wide((panels + group - 1) / group) {
+    wide = std::min(panels, (wide + threads - 1) / threads * threads);
+  }
 
   int64_t count() const { return tall * wide; }
 
   // Calls f(row_begin, row_end, panel_begin, panel_end) for one of them.
   template <typename F>
   void block(int64_t number, const F& f) const {
-    const int64_t row = number / wide, p = number % wide * group;
-    f(rows * row / tall, rows * (row + 1) / tall, p, std::min(panels, p + group));
+    const int64_t row = number / wide, p = number % wide;
+    f(rows * row / tall, rows * (row + 1) / tall, panels * p / wide, panels * (p + 1) / wide);
   }
-
-  // Threads that are worth their cost.
-  int64_t threads(int64_t in, int64_t out) const { return rows * in * out < 100'000 ? 1 : at::get_num_threads(); }
 };
 
 template <typename T, typename Out>

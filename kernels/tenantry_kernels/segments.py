@@ -48,7 +48,8 @@ class Segments:
     head: VocabularySpans = ()  # tokens whose adapter changes the head
     reach: int = 0  # elements that a pool must have to hold the pages of all these adapters
     plans: list[tuple[Sequence[int], Tensor] | None] = field(default_factory=list)
-    """By a group's first module: the group and what the CPU extension made of the above for it."""
+    """By a group's first module: the group and what the CPU extension made of the above for it. Empty where the tables
+    may change in place: nothing is kept then."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ def apply_lora(
 
 def _plan(segments: Segments, modules: Sequence[int]) -> Tensor:
     """What the extension has to do for these modules in any layer, made at the step's first call."""
-    known = segments.plans[modules[0]]
+    known = segments.plans[modules[0]] if segments.plans else None
     if known is not None and known[0] == modules:
         return known[1]
     s = segments
@@ -70,7 +70,8 @@ def _plan(segments: Segments, modules: Sequence[int]) -> Tensor:
         s.shape.in_features,
         s.shape.out_features,
     )
-    segments.plans[modules[0]] = (modules, plan)
+    if segments.plans:
+        segments.plans[modules[0]] = (modules, plan)
     return plan
 
 

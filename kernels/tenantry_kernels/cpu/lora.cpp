@@ -25,8 +25,9 @@ void check(const LoraPlan& plan, int64_t layer, const at::Tensor& x, const at::T
   TORCH_CHECK(x.scalar_type() == pool.scalar_type(), "`x` and `pool` must have one dtype");
   TORCH_CHECK(layer >= 0 && layer < static_cast<int64_t>(plan.layers.size()), "`layer` must be below ",
               plan.layers.size(), ", not ", layer);
-  TORCH_CHECK(x.size(0) == plan.tokens && x.size(1) == plan.in, "`x` must be [", plan.tokens, ", ", plan.in, "], not [",
-              x.size(0), ", ", x.size(1), "]");
+  // rows beyond the segments are padding
+  TORCH_CHECK(x.size(0) >= plan.tokens && x.size(1) == plan.in, "`x` must be [", plan.tokens, " or more, ", plan.in,
+              "], not [", x.size(0), ", ", x.size(1), "]");
   TORCH_CHECK(plan.columns == columns, "`out` must have ", plan.columns, " columns for these modules, not ", columns);
 }
 

@@ -10,6 +10,7 @@ from tenantry_kernels import PagedAdapter, SegmentBuilder, Segments
 from torch import Tensor
 
 from tenantry_engine.rows import Rows
+from tenantry_engine.transfer import on_device
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,27 @@ class Batch:
     sampled_rows: Tensor  # int64 [S]
 
 
-def build(rows: Rows, paged: Callable[[str], PagedAdapter], builder: SegmentBuilder, device: str) -> Batch:
-    """The tensors of the rows; `paged` knows the resident adapters."""
+def build(
+    rows: Rows,
+    paged: Callable[[str], PagedAdapter],
+    builder: SegmentBuilder,
+    device: str,
+    before: Tensor | None = None,
+) -> Batch:
+    """The tensors of the rows; `paged` knows the resident adapters.
+
+    `before`: int64 tokens that the step before drew for its sampled rows, for those that only the device knows.
+    """
     most = max(map(len, rows.tables))
 
     def tensor(values: object, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+        return on_device(values, dtype, device)
 
+    tokens = tensor(rows.tokens, torch.int64)
+    if before is not None:
+        tokens = torch.where(tokens < 0, before[(-1 - tokens).clamp_min(0)], tokens)
     return Batch(
-        tokens=tensor(rows.tokens, torch.int64),
+        tokens=tokens,
         positions=tensor(rows.positions, torch.int64),
         slots=tensor(rows.slots, torch.int64),
         page_tables=tensor([[*pages, *[0] * (most - len(pages))] for pages in rows.tables], torch.int32),

@@ -27,6 +27,7 @@ from tenantry_engine.loader import read_config
 from tenantry_engine.memory import Sizes, available_bytes
 from tenantry_engine.models.split import split
 from tenantry_engine.pages import PagePool
+from tenantry_engine.pipeline import Pipeline
 from tenantry_engine.prefix import Space
 from tenantry_engine.runner import Runner
 from tenantry_engine.scheduler import Scheduler
@@ -108,6 +109,7 @@ class Engine:
             space=Space.of(digest, model.dtype, read_config(config.model)) if config.prefix_cache else None,
             size=StepSize(config.token_gap, config.step_tokens),
         )
+        self._pipeline = Pipeline(self.scheduler, runner, self.registry.paged, clock)
         self.draining = False
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -206,6 +208,7 @@ class Engine:
         try:
             reason = self._loop()
             self._events += self.scheduler.abort_all("error" if reason else "abort")
+            self._pipeline.abandon()
             self._publish()
         except BaseException:
             log.exception("the engine's loop failed")
@@ -229,6 +232,7 @@ class Engine:
                 if self._failures >= _FAILURES_TO_DIE:
                     return f"{self._failures} steps failed one after another"
                 self._events += self.scheduler.abort_all("error")
+                self._pipeline.abandon()
                 stepped = True
             self._idle = not stepped and self.scheduler.running + self.scheduler.waiting == 0
             if self._events or not self._idle:
@@ -256,16 +260,12 @@ class Engine:
         self._events += self.scheduler.expire(now)
         for name in self.registry.sweep(now, self.scheduler.in_flight):
             self._events += self.scheduler.abort_served(name, "unloaded")
-        works = self.scheduler.plan()
-        if not works:
+        self._idle = self._idle and self.scheduler.running + self.scheduler.waiting == 0
+        done = self._pipeline.turn(now)
+        if done is None:
             return False
-        self._idle = False
-        started = self._clock()
-        chosen = self._runner.run(works, self.registry.paged)
-        events = self.scheduler.complete(works, chosen.tokens, chosen.ends, self._clock() - started)
-        self._events += [chosen.told(event) for event in events]
-        adapters = {w.sequence.adapter for w in works} - {None}
-        self.observer(self._clock() - now, sum(w.count for w in works), len(adapters))
+        self._events += done.events
+        self.observer(done.seconds, done.rows, done.adapters)
         return True
 
     def _publish(self) -> None:

@@ -48,10 +48,13 @@ class Executor:
             self.memory[list(pages)] = 0
 
     @torch.inference_mode()
-    def run(self, rows: Rows, paged: Callable[[str], PagedAdapter]) -> Iterator[Tensor]:
+    def run(
+        self, rows: Rows, paged: Callable[[str], PagedAdapter], before: Tensor | None = None
+    ) -> Iterator[Tensor]:
         """Runs one step. Returns float32 logits `[n, vocab]`: of each scored prompt by `SCORED_ROWS` rows, then of the
-        sampled rows. They are made as they are taken, and every rank must take them: each may be a collective."""
-        batch = build(rows, paged, self._builder, self.device)
+        sampled rows. They are made as they are taken, and every rank must take them: each may be a collective.
+        `before`: as in `build`."""
+        batch = build(rows, paged, self._builder, self.device, before)
         hidden = self._forward(batch) if self._graphs is None else self._graphs.run(rows, batch)
         return self._logits(rows, batch, hidden)
 

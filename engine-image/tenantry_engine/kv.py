@@ -60,9 +60,13 @@ class KvPages:
             line.hold(page)
         return True
 
-    def publish(self, sequence: Sequence, line: Line) -> None:
-        """The step that filled the sequence's pages up to `computed` has ended: its tenant's others may use them."""
-        full = sequence.computed // self._page_tokens
+    def publish(self, sequence: Sequence, line: Line, end: int) -> None:
+        """The step that filled the sequence's pages up to position `end` has ended: its tenant's others may use them.
+
+        A later step may run already that reads a page which is given up here for an equal one, but never writes it;
+        whatever comes to write it is queued behind that step.
+        """
+        full = end // self._page_tokens
         if full <= sequence.shared or not self._shares(sequence):
             return
         self._name_blocks(sequence, full)

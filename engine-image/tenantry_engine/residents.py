@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from tenantry_engine.admission import LOADS
@@ -30,7 +30,9 @@ class Adapters(Protocol):
 class Residents:
     """Those of one replica. `lines` are the scheduler's: who waits and who is here, tenant by tenant.
 
-    Where a method takes `works`, it is what the step that is planned runs so far; whoever gives way leaves it.
+    Where a method takes `works`, it is what the step that is planned runs so far; whoever gives way leaves it. While
+    another step is under way nobody gives way: its tokens may be unknown and its pages in use. `held_up` then says that
+    somebody must.
     """
 
     def __init__(
@@ -42,8 +44,11 @@ class Residents:
         self._lines = lines
         self._slots = slots
         self._loads: set[str] = set()  # adapters whose loading was begun here
+        self._under_way = 0  # steps
+        self._leaving: set[Sequence] = set()  # ended, but a step under way has rows of them
         self.count = 0
         self.preemptions = 0
+        self.held_up = False
 
     # whether
 
@@ -93,6 +98,9 @@ class Residents:
     def grow(self, sequence: Sequence, works: dict[Sequence, Work]) -> bool:
         """Makes room for one more token; others (or the sequence itself) give way when no page is left."""
         while not self._kv.grow(sequence, self._lines[sequence.tenant]):
+            if self._under_way:
+                self.held_up = True
+                return False
             chosen = victim(self._lines.values(), self._pool)
             assert chosen is not None, "the sequence itself can always give way"
             self._preempt(chosen, works)
@@ -103,10 +111,28 @@ class Residents:
     # out
 
     def release(self, sequence: Sequence) -> None:
-        """Gives back everything that the sequence holds."""
+        """Gives back everything that the sequence holds; pages and adapter when no step has rows of it any more."""
         self._lines[sequence.tenant].release(sequence)
         self.count -= 1
-        self._kv.release(sequence)
+        if sequence.under_way:
+            self._leaving.add(sequence)
+        else:
+            self._kv.release(sequence)
+
+    def step_began(self, works: Iterable[Work]) -> None:
+        """From now on the device may write what these works fill."""
+        self._under_way += 1
+        for work in works:
+            work.sequence.under_way += 1
+
+    def step_ended(self, works: Iterable[Work]) -> None:
+        """The device is through with it."""
+        self._under_way -= 1
+        for sequence in (work.sequence for work in works):
+            sequence.under_way -= 1
+            if not sequence.under_way and sequence in self._leaving:
+                self._leaving.remove(sequence)
+                self._kv.release(sequence)
 
     def _preempt(self, sequence: Sequence, works: dict[Sequence, Work]) -> None:
         """Back to its place in the line; its tokens are computed again later, at no charge."""
@@ -121,9 +147,13 @@ class Residents:
         """Lets one sequence here give way to a waiting one that lacks `needed` pages, or a slot (None)."""
         lines = list(self._lines.values())
         chosen = gives_way(sequence, lines, self._pool, needed=needed, busy=works)
-        if chosen is not None:
-            self._preempt(chosen, works)
-        return chosen is not None
+        if chosen is None:
+            return False
+        if self._under_way:
+            self.held_up = True
+            return False
+        self._preempt(chosen, works)
+        return True
 
     # counts
 

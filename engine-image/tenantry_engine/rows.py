@@ -6,19 +6,21 @@ Rows are sorted by adapter, so that each adapter's rows are one segment. Every r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 from tenantry_kernels import PAGE_TOKENS
 
-from tenantry_engine.sequence import Sequence
+from tenantry_engine.sequence import UNKNOWN, Sequence
 from tenantry_engine.work import Work
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True):
     """T rows of B sequences, of which some are sampled."""
 
-    tokens: list[int]  # [T]
+    tokens: list[int]  # [T]; -1 - i = the token that the step before draws for its sampled row i
     positions: list[int]  # [T]
     slots: list[int]  # [T]: page * 16 + offset; negative = nothing is written
     tables: list[list[int]]  # [B]: pages that each sequence reads
@@ -52,8 +54,8 @@ class Plan:
     scored: tuple[Scored, ...]  # in the order of `rows.scored`
 
 
-def plan(works: list[Work]) -> Plan:
-    """Base rows come first, then adapter by adapter."""
+def plan(works: list[Work], before: Mapping[Sequence, int] = MappingProxyType({})) -> Plan:
+    """Base rows come first, then adapter by adapter. `before`: whose the sampled rows of a step are that still runs."""
     ordered = sorted(works, key=lambda w: (w.sequence.adapter or "", w.sequence.arrival))
     rows = Rows([], [], [], [], [0], [], [], [], [])
     sampled: list[Sequence] = []
@@ -62,6 +64,8 @@ def plan(works: list[Work]) -> Plan:
         sequence, begin, end = work.sequence, work.start, work.start + work.count
         pages, first = sequence.pages, rows.starts[-1]
         rows.tokens.extend(sequence.tokens[begin:end])
+        if rows.tokens[-1] == UNKNOWN:
+            rows.tokens[-1] = -1 - before[sequence]
         rows.positions.extend(range(begin, end))
         written = (
             sequence.shared * PAGE_TOKENS

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from tenantry_kernels import PagedAdapter
+from torch import Tensor
 
 from tenantry_engine.adapters.loading import PageLoader
 from tenantry_engine.adapters.store import BlobStore
@@ -13,7 +17,20 @@ from tenantry_engine.executor import SCORED_ROWS, Executor
 from tenantry_engine.parallel.leader import RankedLoader, Ranks
 from tenantry_engine.rows import Plan, plan
 from tenantry_engine.sampler import Choices, Sampler
+from tenantry_engine.sequence import Sequence
+from tenantry_engine.transfer import Landing
 from tenantry_engine.work import Work
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step that the device may still run. `take` waits for what it chooses, and is called once."""
+
+    take: Callable[[], Choices]
+    ids: Tensor | None = None  # int64 [S] on the device: the tokens of its sampled rows
+    rows: Mapping[Sequence, int] = field(default_factory=dict)  # where in `ids` each sequence's token is
 
 
 class Runner:
@@ -25,6 +42,13 @@ class Runner:
         self.sampler = sampler
         self.ranks = ranks
         self._executor = executor
+        if self.memory.is_cuda and ranks is not None:
+            log.info("every step waits for the one before: rank 0 alone has the tokens")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may be given while the one before it runs: not where the host itself runs them."""
+        return self.memory.is_cuda and self.ranks is None
 
     @property
     def page_bytes(self) -> int:
@@ -49,24 +73,39 @@ class Runner:
         if self.ranks is not None:
             self.ranks.close()
 
-    def run(self, works: list[Work], paged: Callable[[str], PagedAdapter]) -> Choices:
-        """Runs one step; the next token of every sequence that samples."""
-        step = plan(works)
-        if self.ranks is None:
-            return self._run(step, paged)
-        try:
-            self.ranks.run(step.rows)
-            return self._run(step, paged)
-        except Exception:
-            self.ranks.step_failed()
-            raise
+    def run(
+        self, works: list[Work], paged: Callable[[str], PagedAdapter], before: Pending | None = None
+    ) -> Pending:
+        """Begins a step. `before`: the one that still runs, where its tokens are needed that the host does not know."""
+        step = plan(works, before.rows if before else {})
+        with self._in_step():
+            if self.ranks is not None:
+                self.ranks.run(step.rows)
+            return self._begin(step, paged, before.ids if before else None)
 
     @torch.inference_mode()
-    def _run(self, step: Plan, paged: Callable[[str], PagedAdapter]) -> Choices:
-        logits = self._executor.run(step.rows, paged)
+    def _begin(self, step: Plan, paged: Callable[[str], PagedAdapter], before: Tensor | None) -> Pending:
+        logits = self._executor.run(step.rows, paged, before)
         for scored in step.scored:
             for at in range(0, scored.count, SCORED_ROWS):
                 self.sampler.score_prompt(scored.sequence, scored.position + at, next(logits))
-        if not step.sampled:
-            return Choices()
-        return self.sampler.choose(next(logits), step.sampled)
+        drawn = self.sampler.draw(next(logits), step.sampled) if step.sampled else None
+        landing = Landing(self.memory.device, *(drawn.tensors if drawn else ()))
+
+        def take() -> Choices:
+            with self._in_step():
+                landed = landing.take()
+                return self.sampler.tell(drawn, landed) if drawn else Choices()
+
+        rows = {sequence: row for row, sequence in enumerate(step.sampled)}
+        return Pending(take, drawn.tensors[0] if drawn else None, rows)
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Whatever fails here leaves the other ranks in a step that rank 0 does not run."""
+        try:
+            yield
+        except Exception:
+            if self.ranks is not None:
+                self.ranks.step_failed()
+            raise

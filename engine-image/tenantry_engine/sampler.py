@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tenantry_engine.grammar import Grammars, Matching
 from tenantry_engine.sequence import Sampling, Scores, Sequence
+from tenantry_engine.transfer import on_device
 from tenantry_engine.work import Event
 
 
@@ -36,6 +37,15 @@ class Choices:
         return replace(event, scores=own, prompt_scores=prompt)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn for the sampled rows of one step, as tensors on the device."""
+
+    sequences: Rows[Sequence]
+    tensors: tuple[Tensor, ...]  # int64 [B] tokens, then what `_measure` gives for those that ask for scores
+    prompts: dict[Sequence, list[Scores]]
+
+
 class Sampler:
     """The edits of logits and the draws. What it remembers of a sequence goes with the sequence."""
 
@@ -46,28 +56,40 @@ class Sampler:
         self._prompts: WeakKeyDictionary[Sequence, list[Scores]] = WeakKeyDictionary()
 
     def choose(self, logits: Tensor, sequences: Rows[Sequence]) -> Choices:
-        """logits float32 [B, vocab] of B sequences, changed in place -> their next tokens.
+        """logits float32 [B, vocab] of B sequences, changed in place -> their next tokens, at once."""
+        drawn = self.draw(logits, sequences)
+        return self.tell(drawn, drawn.tensors)
+
+    def draw(self, logits: Tensor, sequences: Rows[Sequence]) -> Drawn:
+        """logits float32 [B, vocab] of B sequences, changed in place -> their next tokens, which the host need not wait
+        for unless grammars or penalties are asked for: then `tell` must have told the tokens before.
 
         Scores are of the model's own distribution, before penalties, biases, temperature and filters.
         """
-        asked = [row for row, s in enumerate(sequences) if s.sampling.logprobs is not None]
-        own = logits[asked].log_softmax(-1) if asked else None
+        asked = _asked(sequences)
+        rows = on_device(asked, torch.int64, logits.device) if asked else None
+        own = logits[rows].log_softmax(-1) if rows is not None else None
         self._edit(logits, sequences)
-        tokens = _draw(logits, sequences)
-        choices = Choices(dict(zip(sequences, tokens, strict=True)))
+        tensors = [_draw(logits, sequences)]
+        if own is not None:
+            most = max(sequences[row].sampling.logprobs or 0 for row in asked)
+            tensors += _measure(own, tensors[0][rows], most)
+        prompts = {s: self._prompts.pop(s) for s in sequences if s in self._prompts and not s.generated}
+        return Drawn(sequences, tuple(tensors), prompts)
+
+    def tell(self, drawn: Drawn, tensors: Rows[Tensor]) -> Choices:
+        """What was drawn, by its tensors on the host."""
+        sequences = drawn.sequences
+        choices = Choices(dict(zip(sequences, tensors[0].tolist(), strict=True)), prompts=drawn.prompts)
         for sequence, token in choices.tokens.items():
             matching = self._matching.get(sequence)
             end = matching.read(token) if matching is not None else None
             if end is not None:
                 choices.ends[sequence] = end
-        if own is not None:
-            scored = [sequences[row] for row in asked]
-            tops = [s.sampling.logprobs or 0 for s in scored]
-            found = scores(own, [tokens[row] for row in asked], tops)
+        scored = [sequences[row] for row in _asked(sequences)]
+        if scored:
+            found = _scores(tensors[1:], [s.sampling.logprobs or 0 for s in scored])
             choices.scores = dict(zip(scored, found, strict=True))
-        for sequence in sequences:
-            if sequence in self._prompts and not sequence.generated:
-                choices.prompts[sequence] = self._prompts.pop(sequence)
         return choices
 
     def score_prompt(self, sequence: Sequence, first: int, logits: Tensor) -> None:
@@ -80,7 +102,9 @@ class Sampler:
         after = sequence.tokens[begin + 1 : min(first + logits.shape[0] + 1, sequence.prompt_len)]
         if after:
             rows = logits[begin - first : begin - first + len(after)].log_softmax(-1)
-            known += scores(rows, after, [sequence.sampling.prompt_logprobs or 0] * len(after))
+            most = sequence.sampling.prompt_logprobs or 0
+            ids = on_device(after, torch.int64, rows.device)
+            known += _scores(_measure(rows, ids, most), [most] * len(after))
 
     def _edit(self, logits: Tensor, sequences: Rows[Sequence]) -> None:
         masked: list[tuple[int, Matching]] = []
@@ -114,10 +138,10 @@ class Sampler:
                 seen = self._seen[sequence] = _Seen(row, sequence)
             seen.penalise(row, sequence, asked)
         if asked.logit_bias:
-            ids = torch.tensor(list(asked.logit_bias), device=row.device)
-            row[ids] += torch.tensor(list(asked.logit_bias.values()), dtype=row.dtype, device=row.device)
+            ids = on_device(list(asked.logit_bias), torch.int64, row.device)
+            row[ids] += on_device(list(asked.logit_bias.values()), row.dtype, row.device)
         if sequence.generated < asked.min_tokens and asked.stop_ids:
-            row[torch.tensor(list(asked.stop_ids), device=row.device)] = float("-inf")
+            row[on_device(list(asked.stop_ids), torch.int64, row.device)] = float("-inf")
 
 
 class _Seen:
@@ -144,17 +168,20 @@ class _Seen:
             row -= asked.frequency_penalty * self._counts + asked.presence_penalty * (self._counts > 0)
 
 
-def _draw(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
+def _asked(sequences: Rows[Sequence]) -> list[int]:
+    """Rows of the sequences that ask for scores."""
+    return [row for row, s in enumerate(sequences) if s.sampling.logprobs is not None]
+
+
+def _draw(logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
     if all(s.sampling.temperature == 0 for s in sequences):
-        greedy: list[int] = logits.argmax(-1).tolist()
-        return greedy
-    device = logits.device
+        return logits.argmax(-1)
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+        return on_device(values, dtype, logits.device)
 
     asked = [s.sampling for s in sequences]
-    drawn: list[int] = sample(
+    return sample(
         logits,
         column([a.temperature for a in asked], torch.float32),
         column([a.top_k for a in asked], torch.int64),
@@ -162,17 +189,18 @@ def _draw(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
         column([a.min_p for a in asked], torch.float32),
         column([a.seed for a in asked], torch.int64),
         column([s.generated for s in sequences], torch.int64),
-    ).tolist()
-    return drawn
+    )
 
 
-def scores(logprobs: Tensor, tokens: Rows[int], tops: Rows[int]) -> list[Scores]:
-    """logprobs float32 [N, vocab] -> of each row, that of its token and its most likely `tops` tokens."""
-    ids = torch.tensor(tokens, device=logprobs.device)
-    own = logprobs.gather(1, ids[:, None]).squeeze(1).tolist()
-    best = logprobs.topk(max(tops), dim=-1) if max(tops) else None
-    values = best.values.tolist() if best else [[]] * len(tops)
-    names = best.indices.tolist() if best else [[]] * len(tops)
+def _measure(logprobs: Tensor, ids: Tensor, most: int) -> list[Tensor]:
+    """logprobs float32 [N, vocab], ids int64 [N] -> those of the ids [N]; the largest `most`, and whose [N, most]."""
+    best = logprobs.topk(most, dim=-1)
+    return [logprobs.gather(1, ids[:, None]).squeeze(1), best.values, best.indices]
+
+
+def _scores(measured: Rows[Tensor], tops: Rows[int]) -> list[Scores]:
+    """What `_measure` gave, on the host -> of each row, its token and its most likely `tops` tokens."""
+    own, values, names = (tensor.tolist() for tensor in measured)
     return [
         Scores(own[row], tuple(zip(names[row][:top], values[row][:top], strict=True)))
         for row, top in enumerate(tops)

@@ -20,7 +20,7 @@ from tenantry_engine.lines import Line
 from tenantry_engine.pages import PagePool
 from tenantry_engine.prefix import Space
 from tenantry_engine.residents import Adapters, Residents
-from tenantry_engine.sequence import Phase, Sequence
+from tenantry_engine.sequence import UNKNOWN, Phase, Sequence
 from tenantry_engine.work import Event, Work
 
 
@@ -142,8 +142,12 @@ class Scheduler:
         return [self._finish(s, "deadline") for s in late]
 
     def plan(self) -> list[Work]:
-        """What the next step runs; empty when nothing can run. The step must be completed by `complete`."""
+        """What the next step runs; empty when nothing can run. `began` and `complete` must follow, or everything end.
+
+        The step before may still be under way. Then a sequence that lacks what only others can give up is left out.
+        """
         self._steps += 1
+        self._residents.held_up = False
         works: dict[Sequence, Work] = {}
         for sequence in self._decoding():
             if sequence.phase is Phase.DECODE and self._residents.grow(sequence, works):
@@ -163,6 +167,20 @@ class Scheduler:
                 self._charge(work)
         return list(works.values())
 
+    @property
+    def held_up(self) -> bool:
+        """Whether the last plan left something out that it would not have when no step is under way."""
+        return self._residents.held_up
+
+    def began(self, works: list[Work]) -> None:
+        """The step runs: what is certain about it counts from now on. Its tokens are `UNKNOWN`."""
+        self._residents.step_began(works)
+        for work in works:
+            work.sequence.computed += work.count
+            if work.samples:
+                work.sequence.tokens.append(UNKNOWN)
+                work.sequence.phase = Phase.DECODE
+
     def complete(
         self,
         works: list[Work],
@@ -170,31 +188,32 @@ class Scheduler:
         ends: Mapping[Sequence, str] = MappingProxyType({}),
         seconds: float | None = None,
     ) -> list[Event]:
-        """The step ended; `tokens` holds the next one of every sequence that samples.
+        """The step ended; `tokens` holds the next one of every sequence that samples. Steps end in their order.
 
         `ends` says why a sequence ends with its token for a reason that lies outside the scheduler; `seconds` is how
         long the step took.
         """
         if self._size is not None and seconds is not None and works:
             self._size.measured(_load(works), seconds)
+        self._residents.step_ended(works)
         events: list[Event] = []
         for work in works:
-            sequence = work.sequence
-            sequence.computed += work.count
-            self._kv.publish(sequence, self._lines[sequence.tenant])
+            sequence, end = work.sequence, work.start + work.count
+            if sequence.phase is Phase.DONE:
+                continue  # it ended while the step ran
+            self._kv.publish(sequence, self._lines[sequence.tenant], end)
             if not work.samples:
                 continue
-            token = tokens[sequence]
-            sequence.tokens.append(token)
-            sequence.phase = Phase.DECODE
+            token = sequence.tokens[end] = tokens[sequence]
+            generated = end + 1 - sequence.prompt_len  # with this one, but without what a later step draws
             sampling = sequence.sampling
             if sequence in ends:
                 self._finish(sequence, ends[sequence])
                 events.append(Event(sequence, token, ends[sequence]))
-            elif token in sampling.stop_ids and sequence.generated > sampling.min_tokens:
+            elif token in sampling.stop_ids and generated > sampling.min_tokens:
                 self._finish(sequence, "stop")
                 events.append(Event(sequence, token, "stop"))
-            elif sequence.generated >= sampling.max_tokens:
+            elif generated >= sampling.max_tokens:
                 self._finish(sequence, "length")
                 events.append(Event(sequence, token, "length"))
             else:
@@ -212,7 +231,9 @@ class Scheduler:
     # whose turn it is
 
     def _decoding(self) -> list[Sequence]:
-        found = [s for line in self._lines.values() for s in line.admitted if s.phase is Phase.DECODE]
+        """Those that take one more token, in order of arrival; not those whose last one is under way."""
+        admitted = (s for line in self._lines.values() for s in line.admitted)
+        found = [s for s in admitted if s.phase is Phase.DECODE and s.generated < s.sampling.max_tokens]
         return sorted(found, key=lambda s: s.arrival)
 
     def _contending(self) -> list[str]:
@@ -243,6 +264,8 @@ class Scheduler:
                 admissions.hold_back(turn)
             elif self._residents.admit(chosen, works):
                 admissions.admitted(chosen, line)
+            elif self._residents.held_up:
+                return None
             else:
                 admissions.pass_over(chosen)
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+UNKNOWN = -1
+"""Stands for the token that a step draws, until the step has ended."""
+
 
 class Phase(Enum):
     """Where a sequence is. Pages and an adapter reference are held from LOADING to DECODE."""
@@ -64,7 +67,7 @@ class Sequence:
 
     id: str
     tenant: str
-    tokens: list[int]  # prompt, then output
+    tokens: list[int]  # prompt, then output; while a step runs that draws one, the last may be `UNKNOWN`
     sampling: Sampling
     served: str  # the served name
     adapter: str | None = None  # digest
@@ -86,6 +89,7 @@ class Sequence:
     overtaken: int = field(default=0, init=False)  # requests admitted while this one was passed over
     passed_at: int | None = field(default=None, init=False)  # step in which it was first passed over
     preempted: int = field(default=0, init=False)  # times it gave way
+    under_way: int = field(default=0, init=False)  # steps that run now with rows of it
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)

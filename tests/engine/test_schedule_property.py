@@ -23,6 +23,7 @@ def arrive(world: World, draw: random.Random, now: float) -> Sequence:
         tenant,
         prompt=prompt,
         output=draw.randint(1, 60),
+        stop_ids=draw.choice((frozenset(), frozenset({9}))),
         adapter=draw.choice((None, None, None, *world.adapters.pages)),
         cap=draw.randint(1, 4),
         weight=draw.randint(1, 3),
@@ -32,16 +33,19 @@ def arrive(world: World, draw: random.Random, now: float) -> Sequence:
     )
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in order", "one step ahead"])
 @pytest.mark.parametrize("pages", [PAGES, 3 * PAGES])
 @pytest.mark.parametrize("seed", range(12))
-def test_anything_may_happen(seed: int, pages: int) -> None:
+def test_anything_may_happen(seed: int, pages: int, overlaps: bool) -> None:
     draw = random.Random(seed)
     names = {f"a{i}": draw.randint(1, 8) for i in range(6)}
-    world = World(pages, SLOTS, STEP, StepSize(target=0.1, ceiling=STEP), **names)
-    scheduler, now = world.scheduler, 0.0
+    world = World(pages, SLOTS, STEP, StepSize(target=0.1, ceiling=STEP), overlaps=overlaps, **names)
+    scheduler, device = world.scheduler, world.device
+    device.pace = lambda rows: (0.02 + 0.001 * rows) * draw.choice((1, 1, 1, 1.3, 6))
     due: dict[str, float] = {}  # loads and when they end
     stuck = 0
     for turn in range(250):
+        now = device.now
         for _ in range(draw.choice((0, 0, 1, 2)) if turn < 200 else 0):
             if scheduler.waiting < 40:
                 arrive(world, draw, now)
@@ -66,24 +70,20 @@ def test_anything_may_happen(seed: int, pages: int) -> None:
                 else:
                     world.finish_load(name)
         world.take(scheduler.expire(now))
-        works = world.plan()
-        rows = sum(w.count for w in works)
-        if draw.random() < 0.02 and works:  # the step fails
-            world.take(scheduler.abort_all("error"))
-            world.check()
-        else:
-            seconds = (0.02 + 0.001 * rows) * draw.choice((1, 1, 1, 1.3, 6))
-            now += seconds
-            world.complete(works, draw.randrange(3), seconds)
-        now += 0.01
+        if draw.random() < 0.02:
+            device.fail_next = draw.choice(("run", "take"))
+        stepped = world.turn()
+        device.now += 0.01
         loads = bool(world.adapters.loading)
-        stuck = stuck + 1 if not rows and scheduler.running + scheduler.waiting and not loads else 0
+        stuck = stuck + 1 if not stepped and scheduler.running + scheduler.waiting and not loads else 0
         assert stuck < 2, "work waits, nothing loads, and no step runs"
-    world.take(scheduler.abort_all("abort"))
+    world.fail("abort")
     for name in list(world.adapters.loading):
         world.finish_load(name)
     world.check_empty()
+    world.check_answers()
     assert len(world.ended) == len(world.sequences)
+    assert (device.overlapped > 40) == overlaps, "steps must overlap for this to mean anything"
     if pages == PAGES:
         assert scheduler.preemptions > 0, "pages must run short for this to mean anything"
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -154,10 +155,12 @@ class Decode:
         return linear(rms_norm(x, self.norm, 1e-5, residual), self.head, torch.float32)
 
 
+_MEMORY = torch.ones(64 * 1024 * 1024)
+
+
 def reading_speed() -> float:
     """Bytes per second of one pass over 256 MiB, all threads."""
-    data = torch.ones(64 * 1024 * 1024)
-    return data.numel() * 4 / best(data.sum, 5)
+    return _MEMORY.numel() * 4 / best(_MEMORY.sum, 2)
 
 
 def measure(quick: bool) -> tuple[dict[str, float], dict[str, float]]:
@@ -173,8 +176,6 @@ def measure(quick: bool) -> tuple[dict[str, float], dict[str, float]]:
     x = {n: (torch.randn(BATCH, width) * 0.1).to(DTYPE) for n, (width, _) in PROJECTIONS.items()}
     q = torch.randn(BATCH, HEADS, HEAD_DIM).to(DTYPE)
 
-    bandwidth = reading_speed()
-    note(figures, "read_gb_per_s", bandwidth / 1e9)
     macs = BATCH * LAYERS * sum(a * b for a, b in PROJECTIONS.values())
     seconds = best(lambda: bench.linears(x, packed=True), times)
     note(figures, "linear_ms", seconds * 1e3)
@@ -194,12 +195,17 @@ def measure(quick: bool) -> tuple[dict[str, float], dict[str, float]]:
         reference = best(lambda: apply_reference(bench, x, segments, 3), 2) * LAYERS / 3
         note(peers, "reference_lora_8_ms", reference * 1e3)
 
-    # in turns, so that what else the machine does falls on all alike
-    steps = dict.fromkeys((0, 1, 8, 16), float("inf"))
-    for _ in range(times):
-        for count in steps:
+    # in turns and often, and medians: what else the machine does falls on all alike, memory's speed among them
+    speeds: list[float] = []
+    taken: dict[int, list[float]] = {0: [], 1: [], 8: [], 16: []}
+    for _ in range(4 * times):
+        speeds.append(reading_speed())
+        for count, seen in taken.items():
             segments = bench.segments(count)
-            steps[count] = min(steps[count], best(lambda s=segments: bench.step(s), 1))  # type: ignore[misc]
+            seen.append(best(lambda s=segments: bench.step(s), 1))  # type: ignore[misc]
+    bandwidth = statistics.median(speeds)
+    steps = {count: statistics.median(seen) for count, seen in taken.items()}
+    note(figures, "read_gb_per_s", bandwidth / 1e9)
     for count, seconds in steps.items():
         note(figures, f"step_{count}_ms" if count else "step_base_ms", seconds * 1e3)
         if count:

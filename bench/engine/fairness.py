@@ -26,14 +26,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding
+from cluster.pki import certify
 from tenantry.api.identity import Signer
 from tenantry.api.names import GATEWAY_ISSUER
 from workload import Replica, model_folder, replica
@@ -286,21 +283,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def signer(folder: Path) -> Signer:
-    """A gateway's key, whose certificate is left in `folder`."""
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, GATEWAY_ISSUER)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
-        .sign(key, None)
-    )  # fmt: skip
-    folder.mkdir()
-    (folder / "gateway.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    return Signer(GATEWAY_ISSUER, key)
-
-
 def main() -> None:
     """Runs all three and says whether they lie within their ranges."""
     options = argparse.ArgumentParser(
@@ -312,7 +294,7 @@ def main() -> None:
     seconds, rounds = (8.0, 1) if asked.quick else (45.0, asked.rounds)
     with tempfile.TemporaryDirectory(prefix="tenantry-bench-") as name:
         folder = Path(name)
-        key = signer(folder / "ids")
+        key = Signer(GATEWAY_ISSUER, certify(folder / "ids", GATEWAY_ISSUER))
         arguments = (
             "--audience", AUDIENCE, "--identity-dir", str(folder / "ids"), "--slots", str(SLOTS), "--no-lora",
             "--max-model-len", "8192",

@@ -14,6 +14,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=30)
@@ -25,6 +26,26 @@ class Pair:
 
     certificate: Path
     key: Path
+
+
+def certify(folder: Path, issuer: str, key: Ed25519PrivateKey | None = None) -> Ed25519PrivateKey:
+    """A key that signs identities as `issuer`; its certificate, `<issuer>.crt`, is left in `folder`."""
+    key = key or Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, None)
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return key
 
 
 class Authority:

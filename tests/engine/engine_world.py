@@ -7,14 +7,12 @@ import queue
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from cryptography import x509
+from cluster import pki
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from tenantry.api.identity import Signer
@@ -84,21 +82,7 @@ class TinyModel:
 
 def certify(folder: Path, issuer: str, key: Ed25519PrivateKey) -> Signer:
     """A signer for the issuer; its certificate lies in the folder."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, None)
-    )
-    folder.mkdir(exist_ok=True)
-    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    return Signer(issuer, key)
+    return Signer(issuer, pki.certify(folder, issuer, key))
 
 
 def make_tokenizer(folder: Path) -> None:

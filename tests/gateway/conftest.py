@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cluster.pki import certify
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tenantry.api import names
 from tenantry.api.identity import Signer, Verifier
@@ -31,20 +29,7 @@ from gateway_world import AUDIENCE, FAST, SALT, Identity, World, until
 def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     """The gateway's key and the certificate that engines hold."""
     folder = tmp_path_factory.mktemp("identity")
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names.GATEWAY_ISSUER)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, None)
-    )
-    (folder / "gateway.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    key = certify(folder, names.GATEWAY_ISSUER)
     private = folder / "tls.key"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return Identity(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from cluster.process import free_port
 from gateway_fakes import Behaviour, Engine, endpoint_slice, tenant
 from gateway_world import chat, error_of, until, until_answer
 from tenantry.api import keys
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.apiserver
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def own_address() -> str:

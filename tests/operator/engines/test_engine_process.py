@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import subprocess
 import sys
 import time
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cluster.pki import certify
 from cluster.process import dying_with_me, free_port
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding
 from tenantry.api import names
 from tenantry.api.digest import CONFIG_FILE, WEIGHTS_FILE, adapter_digest, blob_chunks
 from tenantry.api.identity import Signer
@@ -57,29 +54,11 @@ class Room:
         self.process = self.start()
 
 
-def _signer(issuer: str, folder: Path) -> Signer:
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, None)
-    )
-    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    return Signer(issuer, key)
-
-
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     identity = tmp_path_factory.mktemp("identity")
     issuers = (names.OPERATOR_ISSUER, names.FETCHER_ISSUER, names.GATEWAY_ISSUER)
-    signers = {issuer: _signer(issuer, identity) for issuer in issuers}
+    signers = {issuer: Signer(issuer, certify(identity, issuer)) for issuer in issuers}
     model = TinyModel.make(tmp_path_factory.mktemp("tiny"))
     port, data = free_port(), tmp_path_factory.mktemp("data")
     url = f"http://127.0.0.1:{port}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import hashlib
 import json
-import socket
 import struct
 import subprocess
 import time
@@ -18,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 from cluster.binaries import ensure
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cluster.pki import certify
+from cluster.process import free_port
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tenantry.api import names
 from tenantry.api.identity import IdentityError, Signer, Verifier
@@ -226,23 +224,7 @@ class Identities:
 @pytest.fixture
 def identities(tmp_path: Path) -> Identities:
     folder = tmp_path / "identity"
-    folder.mkdir()
-    now = datetime.datetime.now(datetime.UTC)
-    keys: dict[str, Ed25519PrivateKey] = {}
-    for issuer in (names.OPERATOR_ISSUER, names.FETCHER_ISSUER):
-        key = keys[issuer] = Ed25519PrivateKey.generate()
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)])
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now)
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .sign(key, None)
-        )
-        (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    keys = {issuer: certify(folder, issuer) for issuer in (names.OPERATOR_ISSUER, names.FETCHER_ISSUER)}
     path = tmp_path / "fetcher.key"
     path.write_bytes(
         keys[names.FETCHER_ISSUER].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -257,12 +239,6 @@ async def engine(identities: Identities) -> AsyncIterator[Engine]:
     state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     yield state
     server.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from cluster.process import free_port
 from tenantry.api import names
 from tenantry.api.identity import Signer
 from tenantry.cli.adapters import parse_target
@@ -29,7 +30,7 @@ from tenantry.engines import (
 from tenantry.engines.http import new_client
 from tenantry.fetcher.main import build, main, parser
 
-from .conftest import Answer, adapter, free_port, sha256, wait_for
+from .conftest import Answer, adapter, sha256, wait_for
 
 
 def arguments(identities: Any, tmp_path: Path) -> list[str]:

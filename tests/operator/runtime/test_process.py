@@ -9,15 +9,12 @@ import logging
 import sys
 import urllib.error
 import urllib.request
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cluster.pki import certify
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from tenantry.api.names import OPERATOR_ISSUER
 from tenantry.cluster import NODE, POD, TENANT
 from tenantry.runtime.controller import Controller, Watch, own_key
@@ -59,20 +56,7 @@ def test_the_namespace_flag_overrides_the_configuration(tmp_path: Path) -> None:
 
 def write_identity(folder: Path, issuer: str) -> Path:
     """A key, and its certificate for that issuer in the same folder."""
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now)
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, None)
-    )
-    (folder / f"{issuer}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    key = certify(folder, issuer)
     path = folder / f"{issuer}.key"
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return path

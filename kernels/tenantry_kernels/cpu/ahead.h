@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "table.h"
+#include "gemm.h"
 
 namespace tenantry {
 namespace TENANTRY_ISA {
@@ -96,8 +96,9 @@ class RowsOfA {
   int64_t pieces_, left_ = 0, task_ = 0, rank_ = 0, piece_ = 0;
 };
 
+// Both, and the next panel of the base.
 template <typename T>
-class RowsAhead {
+class RowsAhead : public NextPanel {
  public:
   RowsAhead(const GemmLora<T>& call, const Block& block, int64_t pauses) : b_(call, block), a_(call, block) {
     b_each_ = (b_.left() + pauses - 1) / pauses;
@@ -105,6 +106,7 @@ class RowsAhead {
   }
 
   void operator()() {
+    NextPanel::operator()();
     for (int64_t n = std::min(b_each_, b_.left()); n > 0; --n) b_.ask();
     for (int64_t n = std::min(a_each_, a_.left()); n > 0; --n) a_.ask();
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "vec.h"
 
@@ -31,8 +30,23 @@ void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_beg
 
 constexpr int64_t kPause = 64;  // inputs between two calls of `ahead`
 
-struct NothingAhead {
-  void operator()() {}
+// Asks for the panel that comes after the one that is computed. A panel is read from memory once and then from the cache,
+// tile after tile: asked for all the while, it comes as fast as memory gives, and no tile waits for it.
+class NextPanel {
+ public:
+  void next(const void* begin, int64_t bytes, int64_t pauses) {
+    at_ = static_cast<const char*>(begin);
+    end_ = at_ + bytes;
+    each_ = (bytes / 64 + pauses - 1) / pauses * 64;
+  }
+
+  TENANTRY_INLINE void operator()() {
+    for (const char* to = std::min(end_, at_ + each_); at_ < to; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const char *at_ = nullptr, *end_ = nullptr;
+  int64_t each_ = 0;
 };
 
 // R rows times N panels, all sums in registers. `ahead()` is called now and then: it may ask for memory.
@@ -42,10 +56,9 @@ TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, 
   const T* panels = call.panels + panel * call.in * P;
   const int64_t x_stride = call.x_stride, in = call.in, column = panel * P;
   V acc[R][N][2] = {};
-  constexpr int64_t kStep = std::is_same_v<Ahead, NothingAhead> ? INT64_MAX / 2 : kPause;
-  for (int64_t from = 0; from < in; from += kStep) {
+  for (int64_t from = 0; from < in; from += kPause) {
     ahead();
-    const int64_t to = std::min(in, from + kStep);
+    const int64_t to = std::min(in, from + kPause);
     for (int64_t k = from; k < to; ++k) {
       V w[N][2];
       for (int n = 0; n < N; ++n) load2(panels + (n * in + k) * P, w[n][0], w[n][1]);
@@ -110,19 +123,6 @@ void tiles_of(const Gemm<T, Out>& call, int64_t rows, int64_t row, int64_t begin
   if constexpr (R > 1) tiles_of<R - 1>(call, rows, row, begin, end, ahead);
 }
 
-template <typename T, typename Out, typename Ahead>
-void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                Ahead& ahead) {
-  const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
-  const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
-  for (int64_t p = panel_begin; p < panel_end; p += step) {
-    for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
-      const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;
-      tiles_of<kTileRows>(call, to - from, from, p, p + step, ahead);
-    }
-  }
-}
-
 // About how often `ahead` is called.
 template <typename T, typename Out>
 int64_t pauses_of(const Gemm<T, Out>& call, int64_t rows, int64_t panel_begin, int64_t panel_end) {
@@ -130,10 +130,29 @@ int64_t pauses_of(const Gemm<T, Out>& call, int64_t rows, int64_t panel_begin, i
   return (panel_end - panel_begin) * tall * ((call.in + kPause - 1) / kPause);
 }
 
+template <typename T, typename Out, typename Ahead>
+void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
+                Ahead& ahead) {
+  const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
+  const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
+  for (int64_t p = panel_begin; p < panel_end; p += step) {
+    if (count > 1) {
+      const bool more = p + 1 < panel_end;
+      const int64_t panel = call.in * P;
+      ahead.next(call.panels + (p + 1) * panel * more, panel * more * static_cast<int64_t>(sizeof(T)),
+                 pauses_of(call, rows, p, p + 1));
+    }
+    for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
+      const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;
+      tiles_of<kTileRows>(call, to - from, from, p, p + step, ahead);
+    }
+  }
+}
+
 template <typename T, typename Out>
 void gemm(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  NothingAhead nothing;
-  gemm_ahead(call, row_begin, row_end, panel_begin, panel_end, nothing);
+  NextPanel ahead;
+  gemm_ahead(call, row_begin, row_end, panel_begin, panel_end, ahead);
 }
 
 }  // namespace TENANTRY_ISA

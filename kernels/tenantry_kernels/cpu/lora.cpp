@@ -98,7 +98,7 @@ at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t ou
     }
   }
   const at::Tensor floats = widened(x);
-  const Blocks blocks(rows, plan.in, panels.size(0), out, 4);
+  const Blocks blocks(rows, plan.in, panels.size(0), out);
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     std::atomic<int64_t> shrinking{layer.parts};

@@ -28,11 +28,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, co
   const int64_t rows = x.size(0), in = x.size(1);
   if (rows == 0) return y;
   const at::Tensor floats = widened(x);
-  const int64_t group = rows < 8 || rows > 48 ? 4 : 2;  // some 10 microseconds of work
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     const auto run = [&](auto kernel, const auto& call) {
-      const Blocks blocks(rows, in, panels.size(0), out, group);
+      const Blocks blocks(rows, in, panels.size(0), out);
       Team::get().run(blocks.count(), blocks.threads, [&](int64_t number) {
         blocks.block(number, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
       });

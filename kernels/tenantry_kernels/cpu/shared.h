@@ -104,17 +104,20 @@ inline at::Tensor widened(const at::Tensor& x) {
   return floats;
 }
 
-// How a product is cut into blocks of rows and of about `group` panels: of these as many for each thread.
+// How a product is cut into blocks of rows and panels, of panels as many for each thread.
 struct Blocks {
   static constexpr int64_t kRows = 96;  // that stay in the second-level cache while panels pass
 
   int64_t rows, panels, threads, tall, wide;
 
-  Blocks(int64_t rows, int64_t in, int64_t panels, int64_t out, int64_t group)
+  // A block of few rows takes many panels: within it each is fetched while the one before is computed.
+  Blocks(int64_t rows, int64_t in, int64_t panels, int64_t out)
       : rows(rows), panels(panels), threads(rows * in * out < 100'000 ? 1 : at::get_num_threads()),
-        tall((rows + kRows - 1) / kRows), wide((panels + group - 1) / group) {
+        tall((rows + kRows - 1) / kRows), wide((panels + group(rows) - 1) / group(rows)) {
     wide = std::min(panels, (wide + threads - 1) / threads * threads);
   }
+
+  static int64_t group(int64_t rows) { return rows > 48 ? 4 : 16; }
 
   int64_t count() const { return tall * wide; }
 

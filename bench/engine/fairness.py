@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cluster.pki import certify
 from tenantry.api.identity import Signer
 from tenantry.api.names import GATEWAY_ISSUER
 from workload import Replica, model_folder, replica
@@ -38,6 +37,7 @@ from workload import Replica, model_folder, replica
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import report
+from cluster.pki import certify  # workload.py knows where it lies
 
 SLOTS = 16
 LONG_SECONDS = 180.0  # most that the long prompt is waited for; a quarter of it in a quick run

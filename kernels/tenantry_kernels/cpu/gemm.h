@@ -136,11 +136,9 @@ void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, in
   const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
   const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
   for (int64_t p = panel_begin; p < panel_end; p += step) {
-    if (count > 1) {
-      const bool more = p + 1 < panel_end;
+    if (count > 1 && p + 1 < panel_end) {
       const int64_t panel = call.in * P;
-      ahead.next(call.panels + (p + 1) * panel * more, panel * more * static_cast<int64_t>(sizeof(T)),
-                 pauses_of(call, rows, p, p + 1));
+      ahead.next(call.panels + (p + 1) * panel, panel * static_cast<int64_t>(sizeof(T)), pauses_of(call, rows, p, p + 1));
     }
     for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
       const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;

@@ -4,8 +4,6 @@
 // memory works for LoRA while the multiply-adds work for the base.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 
 #include "ahead.h"
@@ -14,14 +12,6 @@
 
 namespace tenantry {
 namespace TENANTRY_ISA {
-
-// Until all shrunk values are there: other threads are at the last of them.
-inline void wait(const std::atomic<int64_t>& shrinking) {
-  for (int spins = 0; shrinking.load(std::memory_order_acquire) > 0; ++spins) {
-    if (spins < 2000) pause();
-    else sched_yield();
-  }
-}
 
 template <typename T>
 void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
@@ -35,7 +25,7 @@ void gemm_lora(const GemmLora<T>& call, int64_t row_begin, int64_t row_end, int6
                             base.panels, base.bias, sums, stride, first};
   RowsAhead<T> ahead(call, block, pauses_of(wide, wide.rows, panel_begin, panel_end));
   gemm_ahead(wide, 0, row_end - row_begin, panel_begin, panel_end, ahead);
-  wait(*call.shrinking);
+  spin_until([&] { return call.shrinking->load(std::memory_order_acquire) == 0; });  // others are at the last of it
   for (int64_t i = 0; i < call.count; ++i) {
     const LoraTask& task = call.tasks[i];
     const Block::Part part = block.part(task);

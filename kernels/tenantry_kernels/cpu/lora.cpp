@@ -65,12 +65,10 @@ void apply_lora(const at::Tensor& x, at::Tensor& out, const at::Tensor& pool, co
     cost.clear();
     for (int64_t i = layer.task; i < layer.task + layer.tasks; ++i) {
       const LoraTask& task = plan.tasks[static_cast<size_t>(i)];
-      for (int64_t token = 0; token < task.tokens; token += LoraPlan::kTokens)
-        for (int64_t at = 0; at < task.width; at += kColumns) {
-          const int64_t tokens = std::min(LoraPlan::kTokens, task.tokens - token), end = std::min(task.width, at + kColumns);
-          items.push_back({&task, token, tokens, at, end});
-          cost.push_back((end - at) * task.rank * (tokens + LoraPlan::kRead));
-        }
+      LoraPlan::cut(task, task.width, kColumns, task.rank, [&](const LoraItem& item, int64_t its) {
+        items.push_back(item);
+        cost.push_back(its);
+      });
     }
     share(items, cost, [&](const LoraItem& item) { kernels<T>().expand(call, item); });
   });

@@ -71,7 +71,18 @@ struct LoraPlan {
     }
     items.reserve(3 * tasks.size());
     std::vector<int64_t> cost;
-    for (Layer& layer : layers) cut(layer, cost);
+    for (Layer& layer : layers) share_out(layer, cost);
+  }
+
+  // Calls f(item, cost) for the parts of a task: some tokens and `unit` of `extent` (ranks or columns), each of which reads
+  // `other` weights.
+  template <typename F>
+  static void cut(const LoraTask& task, int64_t extent, int64_t unit, int64_t other, const F& f) {
+    for (int64_t token = 0; token < task.tokens; token += kTokens)
+      for (int64_t at = 0; at < extent; at += unit) {
+        const int64_t count = std::min(kTokens, task.tokens - token), end = std::min(extent, at + unit);
+        f(LoraItem{&task, token, count, at, end}, (end - at) * other * (count + kRead));
+      }
   }
 
   // The plan behind a tensor that `boxed` made.
@@ -85,19 +96,17 @@ struct LoraPlan {
  private:
   static constexpr uint64_t kMagic = 0x7e9a97279a1c0de5;
 
-  void cut(Layer& layer, std::vector<int64_t>& cost) {
+  void share_out(Layer& layer, std::vector<int64_t>& cost) {
     layer.item = static_cast<int64_t>(items.size());
     cost.clear();
     int64_t total = 0;
     for (int64_t i = layer.task; i < layer.task + layer.tasks; ++i) {
       const LoraTask& task = tasks[static_cast<size_t>(i)];
-      for (int64_t token = 0; token < task.tokens; token += kTokens)
-        for (int64_t at = 0; at < task.rank; at += kRanks) {
-          const int64_t count = std::min(kTokens, task.tokens - token), end = std::min(task.rank, at + kRanks);
-          items.push_back({&task, token, count, at, end});
-          cost.push_back((end - at) * in * (count + kRead));
-          total += cost.back();
-        }
+      cut(task, task.rank, kRanks, in, [&](const LoraItem& item, int64_t its) {
+        items.push_back(item);
+        cost.push_back(its);
+        total += its;
+      });
     }
     layer.part = static_cast<int64_t>(borders.size());
     const int64_t each = std::max(kPart, total / kParts);

@@ -5,12 +5,12 @@
 // only items already taken are waited for.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <thread>
+
+#include "spin.h"
 
 namespace tenantry {
 
@@ -42,21 +42,12 @@ class Team {
     }
     while (take()) {
     }
-    for (int spins = 0; done_.load(std::memory_order_acquire) < items; ++spins) {
-      if (spins < 2000) pause();
-      else sched_yield();
-    }
+    spin_until([&] { return done_.load(std::memory_order_acquire) >= items; });
   }
 
  private:
   static constexpr int64_t kMostHelpers = 255;
   static constexpr int kSpins = 20000;  // some 300 microseconds: longer than any pause between two operators of a step
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
 
   // Takes one item and runs it. The state holds the job's number and its items left: while items are left the job is
   // not over, so what was read of it before the exchange belongs to it.

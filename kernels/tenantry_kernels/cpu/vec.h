@@ -9,9 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "spin.h"
 #include "table.h"
-
-#define TENANTRY_INLINE inline __attribute__((always_inline))
 
 namespace tenantry {
 namespace TENANTRY_ISA {
@@ -200,12 +199,6 @@ TENANTRY_INLINE V exp(V x) {
   const I power = ((I)shifted - (I)magic + 127) << 23;
   y = y * (V)power;
   return under ? V{} : y;
-}
-
-TENANTRY_INLINE void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
 }
 
 TENANTRY_INLINE int64_t pairs(int64_t width) { return (width + P - 1) / P; }

@@ -28,6 +28,11 @@ _QUICK = 0.7
 _SIMPLER = 0.9  # of its errors must be left for one more part to be taken into the model
 
 
+def pairs_of(start: int, count: int) -> int:
+    """Pairs of a query and a key for `count` tokens of one sequence from position `start` on."""
+    return count * start + count * (count + 1) // 2
+
+
 @dataclass(frozen=True)
 class Load:
     """What a step does: its tokens, and its pairs of a query and a key."""
@@ -41,7 +46,7 @@ class Load:
     @staticmethod
     def of(start: int, count: int) -> Load:
         """`count` tokens of one sequence from position `start` on."""
-        return Load(count, count * start + count * (count + 1) // 2)
+        return Load(count, pairs_of(start, count))
 
 
 @dataclass(frozen=True)

@@ -110,21 +110,29 @@ class StepSize:
             self._points = self._medians()
             self._cost = _fit(self._points)
 
-    def room(self, load: Load, decoding: Load, start: int) -> int:
+    def room(self, load: Load, decoding: Load, start: int, *, gently: bool = False) -> int:
         """Tokens from position `start` of a prompt that may join a step of `load`, of which `decoding` is of running
-        requests. Without any, nobody waits for the step. A step without a prompt has room for at least one token."""
+        requests. Without any, nobody waits for the step. A step without a prompt has room for at least one token.
+
+        `gently`: prompts take no more than a quarter of what the running requests take alone, though the target leaves
+        more.
+        """
         most = self.ceiling - load.tokens
         if not decoding.tokens:
             return most
         if self._cost is None:
             fits: float = decoding.tokens + _UNKNOWN - load.tokens
         else:
-            alone = self._cost.of(decoding)
-            seconds = max(_HEADROOM * self.target, alone + _OWED * max(self.target, alone))
-            fits = self._cost.fits(seconds, load, start)
-        proven = max((self._proven(point, load, start) for point in self._points), default=0.0)
+            fits = self._cost.fits(self._seconds(self._cost.of(decoding), gently), load, start)
+        proven = max((self._proven(point, load, start) for point in self._points if not gently), default=0.0)
         least = 1 if load == decoding else 0
         return max(0, int(min(most, max(fits, proven, least))))
+
+    def _seconds(self, alone: float, gently: bool) -> float:
+        """What a step may take whose running requests take `alone`."""
+        if gently:
+            return (1 + _OWED) * alone
+        return max(_HEADROOM * self.target, alone + _OWED * max(self.target, alone))
 
     def _proven(self, point: _Point, load: Load, start: int) -> float:
         """Tokens with which the step is not much larger than one that was quick, lately."""

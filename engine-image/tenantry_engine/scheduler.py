@@ -23,6 +23,9 @@ from tenantry_engine.residents import Adapters, Residents
 from tenantry_engine.sequence import UNKNOWN, Phase, Sequence
 from tenantry_engine.work import Event, Work
 
+CROWD = 4
+"""Times the slots of another tenant, over weight, from which on a tenant's prompts go gently beside it."""
+
 
 class Scheduler:
     """All sequences of one replica. `space` None = no prefix cache; `size` None = every step may be full."""
@@ -157,7 +160,8 @@ class Scheduler:
             chosen = self._next_prefill(works, admissions)
             if chosen is None:
                 break
-            count = min(chosen.missing, self._room(works, chosen.computed))
+            gently = self._crowds(chosen.tenant, works)
+            count = min(chosen.missing, self._room(works, chosen.computed, gently=gently))
             if count == 0:
                 break
             works[chosen] = Work(chosen, chosen.computed, count, count == chosen.missing)
@@ -220,13 +224,22 @@ class Scheduler:
                 events.append(Event(sequence, token))
         return events
 
-    def _room(self, works: Mapping[Sequence, Work], start: int) -> int:
+    def _crowds(self, tenant: str, works: Mapping[Sequence, Work]) -> bool:
+        """Whether it holds many times the slots of a tenant that runs in this step and has received less service: one
+        that asks for little, whose tokens must not become rare for all that the other asks for."""
+        mine, service = self._lines[tenant], self._fair.service(tenant)
+        slots = len(mine.admitted) / mine.weight
+        beside = {work.sequence.tenant for work in works.values() if work.sequence.phase is Phase.DECODE}
+        lines = (self._lines[other] for other in beside - {tenant} if self._fair.service(other) < service)
+        return any(slots >= CROWD * len(line.admitted) / line.weight for line in lines)
+
+    def _room(self, works: Mapping[Sequence, Work], start: int, *, gently: bool = False) -> int:
         """Tokens of a prompt, from position `start` on, that the step may take besides `works`."""
         load = _load(works.values())
         if self._size is None:
             return self._step_tokens - load.tokens
         decoding = _load(work for work in works.values() if work.sequence.phase is Phase.DECODE)
-        return min(self._step_tokens - load.tokens, self._size.room(load, decoding, start))
+        return min(self._step_tokens - load.tokens, self._size.room(load, decoding, start, gently=gently))
 
     # whose turn it is
 

@@ -86,6 +86,16 @@ def test_a_prompt_goes_on_at_any_depth() -> None:
     )
 
 
+@pytest.mark.parametrize("target", [0.01, 0.1])
+def test_gently_is_a_quarter_of_what_runs_alone(target: float) -> None:
+    size, running = StepSize(target, ceiling=2048), Load(8, 800)
+    drive(size, 0.02, 0.0004, random.Random(7))
+    for _ in range(64):
+        size.measured(running, alone := 0.02 + 0.0004 * 8)
+    room = size.room(running, decoding=running, start=0, gently=True)
+    assert 0.15 * alone <= 0.0004 * room <= 0.26 * alone
+
+
 def test_what_was_measured_long_ago_no_longer_counts() -> None:
     size, running = StepSize(target=0.1, ceiling=256), Load(8, 800)
     for _ in range(9):

@@ -32,6 +32,31 @@ def test_a_chunk_beside_a_running_request_is_as_large_as_the_time_allows() -> No
     assert world.step(seconds=1.0) == 1 + room < 20
 
 
+@pytest.mark.parametrize("crowd", [("flood",), ("flood", "another flood"), tuple(f"calm-{i}" for i in range(15))])
+def test_a_flood_does_not_make_the_tokens_of_a_small_tenant_rare(crowd: tuple[str, ...]) -> None:
+    """Beside tenants that ask for little, or for as much each as it does, steps are filled up to the target."""
+    world = World(pages=200, slots=16, step_tokens=256, size=StepSize(target=0.2, ceiling=256), strict=False)
+    victim = world.add("victim", prompt=16, output=4)
+    beside: list[float] = []  # seconds of steps with a token of the victim and a prompt of others
+    for _ in range(600):
+        for tenant in crowd:
+            line = world.scheduler._lines.get(tenant)
+            more = (16 if "flood" in tenant else 1) - (len(line.waiting) + len(line.admitted) if line else 0)
+            for _ in range(more):
+                world.add(tenant, prompt=64, output=24, cap=15 // min(len(crowd), 2))
+        if world.ended[victim.id]:
+            victim = world.add("victim", prompt=64, output=48, cap=15)
+        works = world.plan()
+        decoding = [w for w in works if w.sequence.phase is Phase.DECODE]
+        alone, seconds = (0.05 + 0.001 * sum(w.count for w in some) for some in (decoding, works))
+        if len(works) > len(decoding) and victim in {w.sequence for w in decoding}:
+            beside.append(seconds / alone)
+        world.complete(works, seconds=seconds)
+    assert len(beside) > 50
+    typical = sorted(beside)[len(beside) // 2]
+    assert typical <= 1.26 if "flood" in crowd[0] else typical >= 1.8
+
+
 def test_a_request_waits_for_its_adapter_without_holding_up_others() -> None:
     world = World(a=4)
     first = world.add(adapter="a")

@@ -2,9 +2,10 @@
 
 SmolLM2-135M in bf16, 16 concurrent requests of 64 tokens in and 48 out, over HTTP. The floor is the base model's linear
 layers alone, by the engine's own kernels. transformers runs a static batch of 16 without HTTP, in bf16 and in fp32.
-Rounds are interleaved; reported are medians, and the median of each round's ratio to its own base, so that a machine
-whose speed drifts does less harm. The last line is JSON, also left in bench/results. `--peers` adds vLLM's CPU
-build, in an environment of its own (see vllm_peer.py), which takes long.
+Rounds are interleaved, and within a round Tenantry's own figures are taken twice, the second time in reverse order, so
+that a machine whose speed drifts does less harm; reported are medians, and the median of each round's ratio to its own
+base. Peers take minutes a round and vary little: they are part of the first two. The last line is JSON, also left in
+bench/results. `--peers` adds vLLM's CPU build, in an environment of its own (see vllm_peer.py), which takes long.
 
     python bench/engine/throughput.py [--quick] [--rounds N] [--peers | --no-peers]
 """
@@ -49,6 +50,7 @@ AIMS = {1: 0.90, 8: 0.82, 64: 0.72}
 BASE_OF_FLOOR = 0.70
 _SEEDS = itertools.count()
 PEERS = {"transformers": ("transformers fp32", "transformers bf16"), "vLLM": ("vLLM",)}
+PEER_ROUNDS = 2
 TIMES_PEER = {"transformers": 1.8, "vLLM": 3.0}
 UNUSED = 0.98  # of the base without LoRA, when LoRA is on and nobody uses it
 
@@ -103,6 +105,7 @@ def measure(
         contenders["base, LoRA off"] = lambda: ask(plain, ["base"] * requests)
         for count in AIMS:
             contenders[f"lora {count}"] = _lora(running, names[:count], max(requests, count), distinct)
+        ours = list(contenders)
         if "transformers" in peers:
             contenders |= transformers_contenders(model, folder / "adapters", names, quick)
         if "vllm" in peers:
@@ -114,12 +117,16 @@ def measure(
         ask(running, ["base"] * CONCURRENT + names)
         ask(plain, ["base"] * CONCURRENT)
         for number in range(rounds):
-            for name, contender in contenders.items():
-                seen[name].append(contender())
-                print(f"round {number + 1}: {name:32s} {seen[name][-1]:8.1f} tok/s", flush=True)
+            got: dict[str, list[float]] = {}
+            peers_too = contenders if number < PEER_ROUNDS else ours
+            for name in [*peers_too, *reversed(ours)]:
+                got.setdefault(name, []).append(contenders[name]())
+                print(f"round {number + 1}: {name:36s} {got[name][-1]:8.1f} tok/s", flush=True)
+            for name, rates in got.items():
+                seen[name].append(statistics.harmonic_mean(rates))
     medians = {name: statistics.median(values) for name, values in seen.items()}
     of_base = {
-        name: statistics.median(value / base for value, base in zip(values, seen["base"], strict=True))
+        name: statistics.median(value / base for value, base in zip(values, seen["base"], strict=False))
         for name, values in seen.items()
     }
     return {"medians": medians, "of_base": of_base, "rounds": seen, "distinct_adapters_per_step": distinct}

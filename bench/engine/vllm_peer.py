@@ -1,20 +1,24 @@
 """vLLM's CPU build beside ours, in an environment of its own: about 3 GB, made at first use.
 
 Torch is the CPU build that Tenantry runs on. torchvision, torchaudio and torchcodec, which serve images and sound, are
-left out: beside the CPU build of torch they break transformers.
+left out: beside the CPU build of torch they break transformers. Its workers poll for work, so a server stands still
+while nobody asks it: the others' figures must not pay for it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import torch
 from workload import CONCURRENT, RANKS, Server, dying_with_me, free_port
 
@@ -46,8 +50,30 @@ def environment() -> Path:
     return python
 
 
+@dataclass
+class Peer(Server):
+    """A server that can be made to stand still."""
+
+    process: int
+
+    @contextmanager
+    def awake(self) -> Iterator[Server]:
+        """It runs within the block, and at no other time once it has been awake."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield self
+        finally:
+            self.signal(signal.SIGSTOP)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Tells all of its processes."""
+        first = psutil.Process(self.process)
+        for process in (first, *first.children(recursive=True)):
+            process.send_signal(number)
+
+
 @contextmanager
-def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
+def server(model: Path, log: Path, *arguments: str) -> Iterator[Peer]:
     """vLLM's OpenAI server of its own process group, ready; it ends with the block."""
     port = free_port()
     python = environment()
@@ -68,14 +94,17 @@ def server(model: Path, log: Path, *arguments: str) -> Iterator[Server]:
         process = subprocess.Popen(
             dying_with_me(command), stdout=output, stderr=output, env=surroundings, start_new_session=True
         )
+        peer = Peer(port, process.pid)
         try:
             until = time.monotonic() + _START_SECONDS
             while not _ready(port):
                 if process.poll() is not None or time.monotonic() > until:
                     raise RuntimeError("vLLM did not start: " + "\n".join(log.read_text().splitlines()[-20:]))
                 time.sleep(1)
-            yield Server(port)
+            yield peer
         finally:
+            if process.poll() is None:
+                peer.signal(signal.SIGCONT)
             process.terminate()
             process.wait(timeout=120)
 
@@ -99,8 +128,12 @@ def contenders(
         "--lora-modules", *(f"{name}={adapters / name}" for name in eight),
     ]  # fmt: skip
 
-    def run(asked: Server, served: list[str]) -> Callable[[], float]:
-        return lambda: ask(asked, [served[i % len(served)] for i in range(CONCURRENT)])
+    def run(asked: Peer, served: list[str]) -> Callable[[], float]:
+        def generate() -> float:
+            with asked.awake() as server:
+                return ask(server, [served[i % len(served)] for i in range(CONCURRENT)])
+
+        return generate
 
     print("starting vLLM, twice ...", flush=True)
     with (
@@ -108,7 +141,8 @@ def contenders(
         server(model, folder / "vllm-lora.log", *lora) as mixed,
     ):
         for asked, served in ((plain, ["base"]), (mixed, eight)):
-            ask(asked, served * (CONCURRENT // len(served)))  # not counted
+            with asked.awake():
+                ask(asked, served * (CONCURRENT // len(served)))  # not counted
         yield {
             "vLLM": run(plain, ["base"]),
             "vLLM, LoRA 1": run(mixed, eight[:1]),

@@ -22,8 +22,9 @@ _HALVES = 16  # steps after which a size's last measurement counts half: the mac
 _REFIT = 8  # steps between two fits
 _HEADROOM = 0.9  # half of the steps are slower than the median
 _OWED = 0.25  # of the target, or of the step without prompts: what prompts may take in any case
+_GENTLE = 0.15  # of a full step without prompts: what prompts may take beside a tenant that they shall not slow down
 _UNKNOWN = 16  # tokens of a prompt in a step while nothing was measured
-_GROWTH = 1.25  # a size that was quick enough lets the next one be this much larger, whatever the model says
+_GROWTH = 1.25  # a size that was quick enough lets the next one be this much larger, whatever the model says; no more
 _QUICK = 0.7
 _SIMPLER = 0.9  # of its errors must be left for one more part to be taken into the model
 
@@ -110,12 +111,12 @@ class StepSize:
             self._points = self._medians()
             self._cost = _fit(self._points)
 
-    def room(self, load: Load, decoding: Load, start: int, *, gently: bool = False) -> int:
+    def room(self, load: Load, decoding: Load, start: int, *, rows: int | None = None) -> int:
         """Tokens from position `start` of a prompt that may join a step of `load`, of which `decoding` is of running
         requests. Without any, nobody waits for the step. A step without a prompt has room for at least one token.
 
-        `gently`: prompts take no more than a quarter of what the running requests take alone, though the target leaves
-        more.
+        `rows`: the step shall take hardly longer than one of so many running requests and no prompt, though the target
+        leaves more.
         """
         most = self.ceiling - load.tokens
         if not decoding.tokens:
@@ -123,16 +124,27 @@ class StepSize:
         if self._cost is None:
             fits: float = decoding.tokens + _UNKNOWN - load.tokens
         else:
-            fits = self._cost.fits(self._seconds(self._cost.of(decoding), gently), load, start)
-        proven = max((self._proven(point, load, start) for point in self._points if not gently), default=0.0)
+            cost = self._cost
+            seconds = _hardly_more(cost, decoding, rows) if rows else self._seconds(cost.of(decoding))
+            fits = min(cost.fits(seconds, load, start), self._known(seconds, load, start))
+        proven = max((self._proven(point, load, start) for point in self._points if not rows), default=0.0)
         least = 1 if load == decoding else 0
         return max(0, int(min(most, max(fits, proven, least))))
 
-    def _seconds(self, alone: float, gently: bool) -> float:
+    def _seconds(self, alone: float) -> float:
         """What a step may take whose running requests take `alone`."""
-        if gently:
-            return (1 + _OWED) * alone
         return max(_HEADROOM * self.target, alone + _OWED * max(self.target, alone))
+
+    def _known(self, seconds: float, load: Load, start: int) -> int:
+        """Tokens with which the step is not much larger than those that took hardly more than that, lately. Further on
+        the model only guesses: a size that always aims at one time teaches it little about what tokens and pairs cost.
+        """
+        measured = [(took, load) for kept in self._sizes.values() for _, load, took in kept]
+        limit = max(_GROWTH * seconds, min(took for took, _ in measured))
+        loads = [load for took, load in measured if took <= limit]
+        tokens, pairs = max(_UNKNOWN, *(x.tokens for x in loads)), max(x.pairs for x in loads)
+        by_pairs = Cost(0.0, 0.0, 1.0).fits(_GROWTH * pairs, Load(0, load.pairs), start)
+        return math.ceil(min(_GROWTH * tokens - load.tokens, by_pairs))
 
     def _proven(self, point: _Point, load: Load, start: int) -> float:
         """Tokens with which the step is not much larger than one that was quick, lately."""
@@ -154,6 +166,13 @@ class StepSize:
             tokens, pairs = median(x.tokens for x in loads), median(x.pairs for x in loads)
             points.append(_Point(tokens, pairs, median_low(seconds), self._steps - steps[-1]))
         return points
+
+
+def _hardly_more(cost: Cost, decoding: Load, rows: int) -> float:
+    """Seconds of a step that takes a little longer than one of `rows` requests like these, if they are not more."""
+    many = max(1.0, rows / decoding.tokens)
+    alone = cost.of(Load(round(many * decoding.tokens), round(many * decoding.pairs)))
+    return (1 + _GENTLE) * alone
 
 
 def _fit(points: list[_Point]) -> Cost:

@@ -24,7 +24,7 @@ from tenantry_engine.sequence import UNKNOWN, Phase, Sequence
 from tenantry_engine.work import Event, Work
 
 CROWD = 4
-"""Times the slots of another tenant, over weight, from which on a tenant's prompts go gently beside it."""
+"""Times the slots of another tenant, over weight, from which on a tenant's prompts hardly slow it down."""
 
 
 class Scheduler:
@@ -44,6 +44,7 @@ class Scheduler:
         if step_tokens <= slots:
             raise ValueError(f"`step_tokens` must be more than `slots` ({slots}), not {step_tokens}")
         self._kv = KvPages(pool, page_tokens, space)
+        self._slots = slots
         self._step_tokens = step_tokens
         self._size = size
         self._fair = FairShare()
@@ -160,8 +161,8 @@ class Scheduler:
             chosen = self._next_prefill(works, admissions)
             if chosen is None:
                 break
-            gently = self._crowds(chosen.tenant, works)
-            count = min(chosen.missing, self._room(works, chosen.computed, gently=gently))
+            rows = self._slots if self._crowds(chosen.tenant, works) else None
+            count = min(chosen.missing, self._room(works, chosen.computed, rows=rows))
             if count == 0:
                 break
             works[chosen] = Work(chosen, chosen.computed, count, count == chosen.missing)
@@ -233,13 +234,13 @@ class Scheduler:
         lines = (self._lines[other] for other in beside - {tenant} if self._fair.service(other) < service)
         return any(slots >= CROWD * len(line.admitted) / line.weight for line in lines)
 
-    def _room(self, works: Mapping[Sequence, Work], start: int, *, gently: bool = False) -> int:
+    def _room(self, works: Mapping[Sequence, Work], start: int, *, rows: int | None = None) -> int:
         """Tokens of a prompt, from position `start` on, that the step may take besides `works`."""
         load = _load(works.values())
         if self._size is None:
             return self._step_tokens - load.tokens
         decoding = _load(work for work in works.values() if work.sequence.phase is Phase.DECODE)
-        return min(self._step_tokens - load.tokens, self._size.room(load, decoding, start, gently=gently))
+        return min(self._step_tokens - load.tokens, self._size.room(load, decoding, start, rows=rows))
 
     # whose turn it is
 

@@ -48,7 +48,7 @@ RANGES: dict[str, report.Bounds] = {
     "flood: victim's tokens/s, times slower than the fair one": (None, 1.25),
     "backlog: Jain's index of 8 equal tenants": (0.98, 1.0),
     "backlog: least service over weight of 1:2:4, to the most": (0.90, 1.0),
-    "long prompt: p99 gap of short streams / target gap": (None, 1.5),
+    "long prompt: p99 gap of short streams, times the target or their own alone": (None, 1.5),
     "long prompt: answered": (1, None),
 }
 TARGET_GAP = 0.100  # seconds: the engine's aim for a step that also prefills, on a CPU
@@ -267,7 +267,10 @@ def long_prompt(world: World, seconds: float, tokens: int, most: float) -> dict[
         "long prompt: p99 gap alone ms": round(1000 * quantile(alone, 0.99), 1),
         "long prompt: p50 gap beside ms": round(1000 * statistics.median(beside), 1),
         "long prompt: p99 gap beside ms": round(1000 * quantile(beside, 0.99), 1),
-        "long prompt: p99 gap of short streams / target gap": round(quantile(beside, 0.99) / TARGET_GAP, 3),
+        # of the greater one: on a machine that halts now and then, p99 lies above the target without any prompt too
+        "long prompt: p99 gap of short streams, times the target or their own alone": round(
+            quantile(beside, 0.99) / max(TARGET_GAP, quantile(alone, 0.99)), 3
+        ),
         "long prompt: answered": seen.answered,
     }
     if seen.first:
@@ -307,7 +310,7 @@ def main() -> None:
             tokens, most = (2000, LONG_SECONDS / 4) if asked.quick else (6000, LONG_SECONDS)
             figures |= long_prompt(world, seconds, tokens, most)
     for figure, value in figures.items():
-        say(f"{figure:60s}{value:10}")
+        say(f"{figure:78s}{value:10}")
     sys.exit(
         report.finish(
             bench="engine/fairness",

@@ -46,6 +46,10 @@ def _at(number: str) -> Object:
     return adapter("a-at", versions=[version(number)], channels=[{"name": "stable", "version": number}])
 
 
+def _verified(**fields: Any) -> Object:
+    return adapter("a-verified", verification=fields)
+
+
 def _isolated(**fields: Any) -> Object:
     return tenant("t-isolated", "Enterprise", isolation=fields)
 
@@ -83,6 +87,11 @@ TAKEN: list[tuple[str, Object]] = [
     ("longest adapter name", adapter("a" * 63)),
     ("pre-release", _at("1.0.0-rc.1")),
     ("source by digest", adapter("a-dig", versions=[version("1.0.0", source=f"oci://r.example/a/b@{DIGEST}")])),
+    ("a bucket", adapter("a-s3", versions=[version("1.0.0", source="s3://s3.example:9000/models/Tone/1.0.0")])),
+    ("a commit", adapter("a-hf", versions=[version("1.0.0", source=f"hf://hub.example/acme/tone@{HEX[:40]}")])),
+    ("credentials", adapter("a-sec", versions=[version("1.0.0", secretRef="registry.login")])),
+    ("a key", _verified(keyRef="release")),
+    ("a signer", _verified(policy="Warn", identities=[{"issuer": "https://i.example", "subject": "a@b.example"}])),
 ]  # fmt: skip
 
 # (words of the complaint, object that must be refused)
@@ -148,6 +157,18 @@ REFUSED: list[tuple[str, Object]] = [
     ("`version` must be a semantic version", _at("1.0.0-a--b")),
     ("`digest` must be `sha256:`", adapter("x", versions=[version("1.0.0", digest="md5:1234")])),
     ("`source` must be an OCI reference", adapter("x", versions=[version("1.0.0", source="https://example.com/a")])),
+    *(
+        ("`source` must be an OCI reference", adapter("x", versions=[version("1.0.0", source=source)]))
+        for source in ("s3://h/b/../c", "hf://h/acme/tone@main", "hf://h/acme/tone", "s3://k:s@h/b/c", "file:///etc")
+    ),
+    ("`secretRef` must be a DNS name", adapter("x", versions=[version("1.0.0", secretRef="../other")])),
+    ("exactly one of `keyRef` and `identities`", _verified(policy="Warn")),
+    (
+        "exactly one of `keyRef` and `identities`",
+        _verified(keyRef="a", identities=[{"issuer": "https://i.example", "subject": "a"}]),
+    ),
+    ("`issuer` must be the URL", _verified(identities=[{"issuer": "i.example", "subject": "a@b.example"}])),
+    ("Unsupported value", _verified(policy="Maybe", keyRef="a")),
     ("`channels[].version` must be one of", adapter("x", channels=[{"name": "stable", "version": "2.0.0"}])),
     ("duplicate entries for key", adapter("x", versions=[version("1.0.0"), version("1.0.0")])),
     ("`tenantRef` must be a DNS name", adapter("x", tenantRef="A")),

@@ -60,6 +60,7 @@ def test_defaults_are_valid_values() -> None:
         ("images.engine=registry.example.com:5000/engine", "/images/engine"),
         ("policies.privilegedNamespaces=", "/policies/privilegedNamespaces"),
         ("fetcher.allowOrigins={https://registry.example.com}", "/fetcher/allowOrigins/0"),
+        ("fetcher.trust.keys.release=MFkw", "/fetcher/trust/keys/release"),
         ("tiers.Gold.weight=1", "Gold"),
         ("tiers.Free.defaults.maxInFlight=0", "/tiers/Free/defaults/maxInFlight"),
         ("identity.gateway.existingSecret=mine", "`identity.gateway.certificate` must be set"),
@@ -266,6 +267,36 @@ def test_fetcher_arguments(render: Render) -> None:
         "--allow-private",
         "--plain-http=10.0.0.5:5000",
     ]
+
+
+KEY = "-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----"
+
+
+def test_the_fetcher_reads_secrets_and_trusts_only_where_an_admin_says_so(render: Render) -> None:
+    from tenantry.fetcher.main import parser
+
+    def pod(documents: list[Any]) -> tuple[Any, Any]:
+        spec = _one(documents, "Deployment", "tenantry-fetcher")["spec"]["template"]["spec"]
+        return spec, parser().parse_args(spec["containers"][0]["args"])
+
+    spec, arguments = pod(render())
+    assert (arguments.read_secrets, arguments.trust_dir) == (False, None)
+    assert spec["automountServiceAccountToken"] is False
+    documents = render(
+        "fetcher.readSecrets=true", f"fetcher.trust.keys.release={KEY}", "fetcher.trust.trustedRoot=ROOT"
+    )
+    spec, arguments = pod(documents)
+    assert arguments.read_secrets is True
+    assert spec["automountServiceAccountToken"] is True
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert mounts["trust"] == str(arguments.trust_dir)
+    data = _one(documents, "ConfigMap", "tenantry-trust")["data"]
+    assert data == {"release.pub": KEY, "trusted_root.json": "ROOT"}
+    # The right comes from each namespace's own Role, never from the chart.
+    bindings = [d for d in documents if d["kind"] in ("ClusterRoleBinding", "RoleBinding")]
+    assert not [b for b in bindings if any(s["name"] == "tenantry-fetcher" for s in b["subjects"])]
+    rules = [rule for d in documents if d["kind"] in ("ClusterRole", "Role") for rule in d["rules"]]
+    assert not [rule for rule in rules if "secrets" in rule["resources"]]
 
 
 def test_arguments_are_those_of_the_programs(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:

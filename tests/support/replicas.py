@@ -74,6 +74,8 @@ class Fleet:
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     held_back: set[str] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
+    signatures: dict[str, Wire] = field(default_factory=dict)
+    transfers: list[Wire] = field(default_factory=list)
     port: int = 0
 
     async def start(self) -> web.AppRunner:
@@ -105,8 +107,13 @@ class Fleet:
 
     async def _transfer(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.transfers.append(body)
         digest = body["digest"]
         artifact: Wire = {"state": "Verified", "bytes": 100}
+        if "verification" in body:
+            artifact["signature"] = self.signatures.get(
+                digest, {"verified": True, "message": "key `release`"}
+            )
         if digest in self.held_back:
             artifact = {"state": "Pulling"}
         elif digest in self.refused:

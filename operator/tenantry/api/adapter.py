@@ -19,19 +19,29 @@ from .common import (
 )
 
 SEMVER = r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z]+(\.[0-9A-Za-z]+)*)?$"
-OCI_REFERENCE = (
-    r"^oci://[a-z0-9.-]+(:[0-9]+)?/[a-z0-9]+([._/-][a-z0-9]+)*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$"
+_HOST = r"[a-z0-9.-]+(:[0-9]+)?"
+_STEP = r"/[A-Za-z0-9_][A-Za-z0-9_.-]*"
+SOURCE = (
+    rf"^(oci://{_HOST}/[a-z0-9]+([._/-][a-z0-9]+)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
+    rf"|s3://{_HOST}/[a-z0-9][a-z0-9.-]*[a-z0-9]({_STEP})*"
+    rf"|hf://{_HOST}{_STEP}({_STEP})+@[0-9a-f]{{40}})$"
 )
+ISSUER = r"^https://[!-~]+$"
 PATTERN_MESSAGES[SEMVER] = (
     "must be a semantic version such as `1.2.0` or `1.2.0-rc.1`, without `+` and without `-` inside the pre-release"
 )
-PATTERN_MESSAGES[OCI_REFERENCE] = (
-    "must be an OCI reference such as `oci://registry.example.com/team/tone:1.0.0`, in lower case"
+PATTERN_MESSAGES[SOURCE] = (
+    "must be an OCI reference such as `oci://registry.example.com/team/tone:1.0.0`, a folder of a bucket such as"
+    " `s3://s3.example.com/bucket/tone/1.0.0`, or a commit of a hub's repository such as"
+    " `hf://hub.example.com/team/tone@` and its 40 hex digits"
+)
+PATTERN_MESSAGES[ISSUER] = (
+    "must be the URL of an OIDC issuer, such as `https://token.actions.githubusercontent.com`"
 )
 
 Version = Annotated[str, Field(min_length=5, max_length=63, pattern=SEMVER)]
-OciReference = Annotated[str, Field(min_length=8, max_length=512, pattern=OCI_REFERENCE)]
+Source = Annotated[str, Field(min_length=8, max_length=512, pattern=SOURCE)]
 
 NAME_RULES = (
     Rule(
@@ -58,8 +68,10 @@ class AdapterVersion(Model):
     """Semantic version; the key of the list."""
     digest: Digest
     """SHA-256 over both files of the adapter, as `tenantry adapters digest FOLDER` prints it."""
-    source: OciReference
-    """Where the fetcher pulls it from; the registry must be one that the release allows."""
+    source: Source
+    """Where the fetcher pulls it from, by `oci`, `s3` or `hf`; the host must be one that the release allows."""
+    secret_ref: DnsSubdomain | None = None
+    """A Secret of the Adapter's namespace with the credentials for that host. Absent: read without any."""
     rank: Annotated[int, Field(ge=1, le=512)]
     """LoRA rank; must be what adapter_config.json says and at most the pool's `lora.maxRank`."""
 
@@ -80,6 +92,33 @@ class Rollout(Model):
     """Loading may take this long before the rollout is reported as stalled."""
     drain_seconds: Annotated[int, Field(ge=0, le=3_600)] = 60
     """Requests on the old version have this long to end."""
+
+
+class SignerIdentity(Model):
+    """Who signed without a key of his own: what the signing certificate must say."""
+
+    issuer: Annotated[str, Field(min_length=9, max_length=512, pattern=ISSUER)]
+    """The OIDC issuer that vouched for the signer."""
+    subject: Annotated[str, Field(min_length=1, max_length=512)]
+    """The signer as the certificate names it: an e-mail address or the URI of a workflow, compared whole."""
+
+
+class Verification(Model):
+    """Whose signature the bytes must carry, by `keyRef` or by `identities`."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.keyRef) != has(self.identities)",
+            "`verification` must have exactly one of `keyRef` and `identities`; keep the one that your signers use",
+        ),
+    )
+
+    policy: Literal["Required", "Warn"] = "Required"
+    """`Required`: nothing unsigned is loaded. `Warn`: it is loaded, and the condition says so."""
+    key_ref: DnsLabel | None = None
+    """A public key that the release offers by this name."""
+    identities: Annotated[list[SignerIdentity], Field(min_length=1, max_length=8)] | None = None
+    """Signers, one of whom must have signed, by a certificate of the authorities that the release trusts."""
 
 
 class AdapterSpec(Model):
@@ -108,6 +147,8 @@ class AdapterSpec(Model):
     channels: Annotated[list[Channel], Field(min_length=1, max_length=1, json_schema_extra=keyed_by("name"))]
     """Which version is served."""
     rollout: Rollout = Rollout()
+    verification: Verification | None = None
+    """Whose signature every version must carry. Absent: only digests are checked."""
 
 
 class ChannelStatus(Status):
@@ -118,6 +159,8 @@ class ChannelStatus(Status):
     active_version: Annotated[str, Field(max_length=63)] | None = None
     active_digest: Digest | None = None
     active_source: Annotated[str, Field(max_length=512)] | None = None
+    active_secret_ref: Annotated[str, Field(max_length=253)] | None = None
+    """The name of the Secret that `activeSource` is read with."""
     active_rank: Annotated[int, Field(ge=1)] | None = None
     replicas_loaded: Annotated[int, Field(ge=0)] = 0
     """Replicas that report the desired digest as verified."""
@@ -151,4 +194,6 @@ __all__ = [
     "DnsLabel",
     "KnownVersion",
     "Rollout",
+    "SignerIdentity",
+    "Verification",
 ]

@@ -57,6 +57,13 @@ class Operator(Workload):
     replicas: Annotated[int, Field(ge=1, le=2)]
 
 
+class TrustValues(Model):
+    """Whom signatures may be of."""
+
+    keys: dict[DnsLabel, Annotated[str, Field(max_length=16_384, pattern=r"^-----BEGIN PUBLIC KEY-----")]]
+    trusted_root: Annotated[str, Field(max_length=262_144)]
+
+
 class Fetcher(Workload):
     """The fetcher and whom it may ask."""
 
@@ -64,6 +71,8 @@ class Fetcher(Workload):
     allow_origins: list[Origin]
     allow_private: bool
     plain_http: list[Origin]
+    read_secrets: bool
+    trust: TrustValues
     cache_size: Size
 
 

@@ -64,6 +64,20 @@ def adapters_digest(folder: Folder) -> None:
     typer.echo(inspect_folder(folder).digest)
 
 
+@adapters.command("blob")
+def adapters_blob(folder: Folder) -> None:
+    """Write the bytes that the digest covers to stdout, for tools that sign files."""
+    import sys
+
+    from tenantry.api.digest import CONFIG_FILE, WEIGHTS_FILE, blob_chunks
+
+    from .adapters import inspect_folder
+
+    inspect_folder(folder)
+    for chunk in blob_chunks(folder / CONFIG_FILE, folder / WEIGHTS_FILE):
+        sys.stdout.buffer.write(chunk)
+
+
 @adapters.command("push")
 def adapters_push(
     folder: Folder,

@@ -8,7 +8,7 @@ from tenantry.api import AdapterSpec, AdapterStatus
 from tenantry.cluster import Key, Obj, find_condition, uid_of
 from tenantry.desired.conditions import Verdict, no, not_ready, progress, settled, stall, unknown, wire, yes
 from tenantry.desired.problems import SpecError
-from tenantry.engines import ArtifactState, EngineError
+from tenantry.engines import ArtifactState, EngineError, SignatureReport
 from tenantry.promotion import machine
 from tenantry.promotion.machine import Artifact, Decision, Fault, Held, Phase, Release, ReplicaView
 from tenantry.runtime.controller import DONE, Context, Result
@@ -55,7 +55,7 @@ class AdapterReconciler:
         artifact = Artifact()
         wait = RETRY_SECONDS
         if desired is not None and objection is None:
-            artifact, wait = await self._artifact(key, desired, active, targets)
+            artifact, wait = await self._artifact(key, spec, desired, active, targets)
             objection = bindings.objection(self.world, key, spec)  # the bytes may have told something
         inputs = machine.Inputs(
             spec=spec,
@@ -75,7 +75,7 @@ class AdapterReconciler:
             self._announce(ctx, adapter, active, decision)
             self.world.wake_replicas(Key(pool.name, replica) for pool, replica in targets)
         if decision.phase is Phase.PROMOTED:
-            return DONE
+            return Result(wait) if spec.verification is not None and not artifact.verified else DONE
         left = spec.rollout.progress_deadline_seconds - elapsed
         return Result(max(0.5, min(wait, left if left > 0 else wait)))
 
@@ -145,26 +145,31 @@ class AdapterReconciler:
         return now - attempt.since
 
     async def _artifact(
-        self, key: Key, desired: Release, active: Release | None, targets: list[tuple[Pool, str]]
+        self,
+        key: Key,
+        spec: AdapterSpec,
+        desired: Release,
+        active: Release | None,
+        targets: list[tuple[Pool, str]],
     ) -> tuple[Artifact, float]:
         """What is known of the bytes, and after how many seconds to ask again."""
         loaded = any(view.held is Held.LOADED for view in self._views(key, desired, targets))
-        if loaded or (
-            active is not None and (active.version, active.digest) == (desired.version, desired.digest)
-        ):
+        served = active is not None and (active.version, active.digest) == (desired.version, desired.digest)
+        if spec.verification is None and (loaded or served):
             return Artifact(True), RETRY_SECONDS
         if self.world.fetcher is None:
             return Artifact(None), RETRY_SECONDS
-        transfer = self.world.observations.artifact(desired.digest, desired.source)
+        pull = bindings.pull(key, spec, desired)
+        transfer = self.world.observations.artifact(pull)
         if transfer is None or transfer.artifact.state is not ArtifactState.VERIFIED:
             try:
-                transfer = await self.world.fetcher.transfer(desired.digest, desired.source)
+                transfer = await self.world.fetcher.transfer(pull)
             except EngineError:
                 return Artifact(None), PULLING_SECONDS * 5
-            self.world.observations.put_artifact(desired.source, transfer)
+            self.world.observations.put_artifact(pull, transfer)
         report = transfer.artifact
         if report.state is ArtifactState.VERIFIED:
-            return Artifact(True), RETRY_SECONDS
+            return _as_signed(report.signature), RETRY_SECONDS
         if report.state is ArtifactState.FAILED:
             return Artifact(False, Fault(report.reason or "SourceUnavailable", report.message)), RETRY_SECONDS
         return Artifact(None), PULLING_SECONDS
@@ -194,6 +199,7 @@ class AdapterReconciler:
                 "activeDigest": active.digest,
                 "activeSource": active.source,
                 "activeRank": active.rank,
+                **({"activeSecretRef": active.secret_ref} if active.secret_ref else {}),
             }
         verdicts = [
             *_summary(decision, bool(targets)),
@@ -213,6 +219,15 @@ class AdapterReconciler:
             ctx.recorder.event(adapter, decision.reason, decision.message, action="Promote", type="Warning")
 
 
+def _as_signed(signature: SignatureReport | None) -> Artifact:
+    """Verified bytes, with what was found of the signature that was asked for."""
+    if signature is None:
+        return Artifact(True)
+    if signature.verified:
+        return Artifact(True, signature=signature.message)
+    return Artifact(True, unsigned=Fault(signature.reason, signature.message))
+
+
 def _summary(decision: Decision, placed: bool) -> tuple[Verdict, Verdict]:
     if decision.phase is Phase.STALLED:
         return stall(decision.reason, decision.message)
@@ -227,6 +242,14 @@ def _summary(decision: Decision, placed: bool) -> tuple[Verdict, Verdict]:
 
 def _verified(decision: Decision, artifact: Artifact) -> Verdict:
     kind = "ArtifactsVerified"
+    if artifact.unsigned is not None:
+        message = (
+            f"the bytes have the digest of the spec, but are not signed as asked: {artifact.unsigned.message}"
+        )
+        return yes(kind, artifact.unsigned.reason, message)
+    if artifact.verified and artifact.signature:
+        message = f"the bytes have the digest of the spec, signed by {artifact.signature}"
+        return yes(kind, "SignatureVerified", message)
     if artifact.verified:
         return yes(kind, "DigestMatches", "the bytes have the digest of the spec")
     if artifact.fault is not None:

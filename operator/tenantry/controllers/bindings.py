@@ -10,6 +10,7 @@ from tenantry.api.tenant import TenantModel
 from tenantry.cluster import Key, Obj, is_deleting, key_of, uid_of
 from tenantry.desired.problems import SpecError
 from tenantry.desired.tenant import ADAPTER_TIERS
+from tenantry.engines import Identity, Pull, SignaturePolicy, Verification
 from tenantry.promotion import machine
 from tenantry.promotion.machine import Fault, Release
 
@@ -27,7 +28,7 @@ class Wanted:
     name: str
     digest: str
     tenant: str
-    source: str = ""
+    pull: Pull | None = None
     adapter: Key | None = None
     drain_seconds: int = 60
     urgency: int = 0
@@ -35,6 +36,17 @@ class Wanted:
 
 def served(adapter: Key, release: Release) -> str:
     return names.served_name(adapter.namespace, adapter.name, release.version, release.digest)
+
+
+def pull(adapter: Key, spec: AdapterSpec, release: Release) -> Pull:
+    """What the fetcher is asked for: a release on the terms of its Adapter, with a Secret of its namespace only."""
+    asked, verification = spec.verification, None
+    if asked is not None:
+        signers = tuple(Identity(signer.issuer, signer.subject) for signer in asked.identities or ())
+        verification = Verification(SignaturePolicy(asked.policy), asked.key_ref or "", signers)
+    # Without a Secret it does not matter who asks, and all who ask share the work.
+    namespace = adapter.namespace if release.secret_ref else ""
+    return Pull(release.digest, release.source, namespace, release.secret_ref, verification)
 
 
 def adapter_of(served_name: str) -> Key | None:
@@ -94,7 +106,7 @@ def objection(world: World, adapter: Key, spec: AdapterSpec) -> Fault | None:
                 f"`rank` must be at most {pool.spec.lora.max_rank}, the limit of pool `{pool.name}`, "
                 f"not {desired.rank}: train a smaller adapter or raise the pool's `lora.maxRank`",
             )
-    transfer = world.observations.artifact(desired.digest, desired.source)
+    transfer = world.observations.artifact(pull(adapter, spec, desired))
     facts = transfer.adapter if transfer is not None else None
     if facts is not None and facts.rank != desired.rank:
         return Fault(
@@ -141,7 +153,7 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
                 entry.name,
                 entry.digest,
                 entry.tenant,
-                entry.source,
+                entry.pull,
                 entry.adapter,
                 entry.drain_seconds,
                 urgency,
@@ -175,7 +187,7 @@ def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Want
                 name=served(key, release),
                 digest=release.digest,
                 tenant=uid_of(tenant),
-                source=release.source,
+                pull=pull(key, adapter_spec, release) if release.source else None,
                 adapter=key,
                 drain_seconds=adapter_spec.rollout.drain_seconds,
                 urgency=0 if release.digest == active else 1,

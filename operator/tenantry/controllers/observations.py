@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tenantry.cluster import Key
-from tenantry.engines import ReplicaReport, Transfer
+from tenantry.engines import Pull, ReplicaReport, Transfer
 from tenantry.engines.base import AdapterState
 from tenantry.promotion.machine import Fault, Held
 
@@ -42,7 +42,7 @@ class Observations:
 
     def __init__(self) -> None:
         self._seen: dict[Key, Observation] = {}
-        self._artifacts: dict[tuple[str, str], Transfer] = {}
+        self._artifacts: dict[Pull, Transfer] = {}
 
     def get(self, replica: Key, incarnation: str | None) -> Observation | None:
         """What this very process of the replica said; None when it was not asked yet."""
@@ -64,15 +64,14 @@ class Observations:
             if key.namespace == pool and seen.report is not None
         }
 
-    def artifact(self, digest: str, source: str) -> Transfer | None:
-        """What the fetcher said of the bytes at that source."""
-        return self._artifacts.get((digest, source))
+    def artifact(self, pull: Pull) -> Transfer | None:
+        """What the fetcher said of the bytes at that source, on those terms."""
+        return self._artifacts.get(pull)
 
-    def put_artifact(self, source: str, transfer: Transfer) -> bool:
+    def put_artifact(self, pull: Pull, transfer: Transfer) -> bool:
         """Whether the artifact's state is another than before."""
-        key = (transfer.digest, source)
-        before = self._artifacts.get(key)
-        self._artifacts[key] = transfer
+        before = self._artifacts.get(pull)
+        self._artifacts[pull] = transfer
         return before is None or (before.artifact.state, before.artifact.reason) != (
             transfer.artifact.state,
             transfer.artifact.reason,

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tenantry.cluster import Key, is_deleting
-from tenantry.engines import AdapterDeclaration, ArtifactState, EngineError, PushState, Replica, ReplicaReport
+from tenantry.engines import (
+    AdapterDeclaration,
+    ArtifactState,
+    EngineError,
+    Pull,
+    PushState,
+    Replica,
+    ReplicaReport,
+)
 from tenantry.engines import Fence as EngineFence
 from tenantry.engines.base import AdapterState
 from tenantry.promotion.machine import Fault
@@ -109,19 +117,16 @@ class ReplicaReconciler:
         self, peer: Replica, wanted: Mapping[str, Wanted], report: ReplicaReport
     ) -> tuple[dict[str, Fault], bool]:
         """Have missing bytes pulled and pushed; (what failed, by served name; whether something is on its way)."""
-        missing: dict[tuple[str, str], list[Wanted]] = {}
+        missing: dict[Pull, list[Wanted]] = {}
         for name, entry in wanted.items():
             held = report.adapter(name)
-            if entry.source and held is not None and held.state is AdapterState.MISSING:
-                missing.setdefault((entry.digest, entry.source), []).append(entry)
+            if entry.pull is not None and held is not None and held.state is AdapterState.MISSING:
+                missing.setdefault(entry.pull, []).append(entry)
         if not missing or self.world.fetcher is None:
             return {}, False
         gate = asyncio.Semaphore(TRANSFERS_AT_ONCE)
         outcomes = await asyncio.gather(
-            *(
-                self._transfer(gate, peer, digest, source, entries)
-                for (digest, source), entries in missing.items()
-            )
+            *(self._transfer(gate, peer, pull, entries) for pull, entries in missing.items())
         )
         faults: dict[str, Fault] = {}
         pending = False
@@ -131,16 +136,16 @@ class ReplicaReconciler:
         return faults, pending
 
     async def _transfer(
-        self, gate: asyncio.Semaphore, peer: Replica, digest: str, source: str, entries: list[Wanted]
+        self, gate: asyncio.Semaphore, peer: Replica, pull: Pull, entries: list[Wanted]
     ) -> Fault | None:
         """The fault of one transfer; None while it goes on."""
         assert self.world.fetcher is not None
         async with gate:
             try:
-                transfer = await self.world.fetcher.transfer(digest, source, [peer])
+                transfer = await self.world.fetcher.transfer(pull, [peer])
             except EngineError:
                 return None  # the fetcher is away for a while: nothing is wrong with the adapter
-        if self.world.observations.put_artifact(source, transfer):
+        if self.world.observations.put_artifact(pull, transfer):
             self.world.wake_adapters(entry.adapter for entry in entries if entry.adapter is not None)
         if transfer.artifact.state is ArtifactState.FAILED:
             return Fault(transfer.artifact.reason or "SourceUnavailable", transfer.artifact.message)

@@ -18,9 +18,14 @@ from .fetcher import (
     ArtifactReport,
     ArtifactState,
     FetcherClient,
+    Identity,
+    Pull,
     PushReport,
     PushState,
+    SignaturePolicy,
+    SignatureReport,
     Transfer,
+    Verification,
 )
 from .tenantry import TenantryDriver
 
@@ -36,12 +41,17 @@ __all__ = [
     "EngineError",
     "Fence",
     "FetcherClient",
+    "Identity",
     "ModelReport",
     "Pages",
+    "Pull",
     "PushReport",
     "PushState",
     "Replica",
     "ReplicaReport",
+    "SignaturePolicy",
+    "SignatureReport",
     "TenantryDriver",
     "Transfer",
+    "Verification",
 ]

@@ -31,14 +31,61 @@ class PushState(StrEnum):
     FAILED = "Failed"
 
 
+class SignaturePolicy(StrEnum):
+    REQUIRED = "Required"
+    WARN = "Warn"
+
+
+@dataclass(frozen=True, config=WIRE)
+class Identity:
+    """A signer as certificates name one: OIDC issuer and subject."""
+
+    issuer: str
+    subject: str
+
+
+@dataclass(frozen=True, config=WIRE)
+class Verification:
+    """Whose signature is asked for: of a named public key, or of one of some identities."""
+
+    policy: SignaturePolicy
+    key_ref: str = ""
+    identities: tuple[Identity, ...] = ()
+
+
+@dataclass(frozen=True, config=WIRE)
+class Pull:
+    """Bytes by digest, where they lie, and on which terms they are to be had.
+
+    `namespace` is the Adapter's, whose Secret `secret_ref` holds the credentials ("": none are used). What was found
+    out on some terms says nothing on others, so all of it is the key of a transfer.
+    """
+
+    digest: str
+    source: str
+    namespace: str = ""
+    secret_ref: str = ""
+    verification: Verification | None = None
+
+
+@dataclass(frozen=True, config=WIRE)
+class SignatureReport:
+    """What was found of the signature that was asked for. `message` names the signer, or says what is wrong."""
+
+    verified: bool
+    reason: str = ""
+    message: str = ""
+
+
 @dataclass(frozen=True, config=WIRE)
 class ArtifactReport:
-    """The pull. `bytes` is the size of the blob once verified."""
+    """The pull. `bytes` is the size of the blob once verified; `signature` is None where none was asked for."""
 
     state: ArtifactState
     reason: str = ""
     message: str = ""
     bytes: int = 0
+    signature: SignatureReport | None = None
 
 
 @dataclass(frozen=True, config=WIRE)
@@ -80,6 +127,7 @@ class Transfer:
 
 
 _TRANSFER: TypeAdapter[Transfer] = TypeAdapter(Transfer)
+_PULL: TypeAdapter[Pull] = TypeAdapter(Pull)
 
 
 class FetcherClient:
@@ -90,11 +138,10 @@ class FetcherClient:
         self._url = url
         self._client = client
 
-    async def transfer(self, digest: str, source: str, replicas: Sequence[Replica] = ()) -> Transfer:
+    async def transfer(self, pull: Pull, replicas: Sequence[Replica] = ()) -> Transfer:
         """Start or join the work and say where it stands. No replicas: pull and verify only."""
         payload = {
-            "digest": digest,
-            "source": source,
+            **_PULL.dump_python(pull, mode="json", by_alias=True, exclude_defaults=True),
             "replicas": [{"name": r.name, "url": r.url, "audience": r.audience} for r in replicas],
         }
         return await call(

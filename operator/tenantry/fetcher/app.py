@@ -10,12 +10,19 @@ from typing import Annotated
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from tenantry.api.common import Digest, Model
+from tenantry.api.common import Digest, DnsLabel, DnsSubdomain, Model
 from tenantry.api.identity import IdentityError
 from tenantry.engines.base import Replica
-from tenantry.engines.fetcher import TRANSFERS_PATH, Transfer
+from tenantry.engines.fetcher import (
+    TRANSFERS_PATH,
+    Identity,
+    Pull,
+    SignaturePolicy,
+    Transfer,
+    Verification,
+)
 
 from . import metrics
 from .auth import Authenticator
@@ -35,12 +42,44 @@ class ReplicaRequest(Model):
     audience: Annotated[str, Field(min_length=1, max_length=64)]
 
 
+class IdentityRequest(Model):
+    """A signer whom the Adapter names."""
+
+    issuer: Annotated[str, Field(min_length=1, max_length=512)]
+    subject: Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class VerificationRequest(Model):
+    """Whose signature the Adapter asks for."""
+
+    policy: SignaturePolicy
+    key_ref: DnsLabel | None = None
+    identities: Annotated[list[IdentityRequest], Field(max_length=8)] = []
+
+
 class TransferRequest(Model):
     """The body of `POST /v1/transfers`."""
 
     digest: Digest
     source: Annotated[str, Field(min_length=1, max_length=512)]
+    namespace: DnsLabel | None = None
+    secret_ref: DnsSubdomain | None = None
+    verification: VerificationRequest | None = None
     replicas: Annotated[list[ReplicaRequest], Field(max_length=1000)] = []
+
+    @model_validator(mode="after")
+    def _secrets_have_a_namespace(self) -> TransferRequest:
+        if self.secret_ref is not None and self.namespace is None:
+            raise ValueError("`namespace` must be given with `secretRef`")
+        return self
+
+    def pull(self) -> Pull:
+        """What is asked for, as the work's key."""
+        asked, verification = self.verification, None
+        if asked is not None:
+            signers = tuple(Identity(signer.issuer, signer.subject) for signer in asked.identities)
+            verification = Verification(asked.policy, asked.key_ref or "", signers)
+        return Pull(self.digest, self.source, self.namespace or "", self.secret_ref or "", verification)
 
 
 def create_app(auth: Authenticator, transfers: Transfers) -> FastAPI:
@@ -70,7 +109,7 @@ def create_app(auth: Authenticator, transfers: Transfers) -> FastAPI:
             field = ".".join(str(part) for part in first["loc"]) or None
             return _error(400, "invalid_request", f"`{field or 'body'}`: {first['msg']}", field)
         replicas = [Replica(r.name, r.url, r.audience) for r in asked.replicas]
-        report = transfers.ask(asked.digest, asked.source, replicas)
+        report = transfers.ask(asked.pull(), replicas)
         return Response(_TRANSFER.dump_json(report, by_alias=True), media_type="application/json")
 
     @app.get("/healthz")

@@ -1,10 +1,11 @@
 """Adapter blobs on disk, under their digest and nothing else; complete or not there.
 
     blobs/<hex>/blob               the bytes, as they travel to replicas
-    blobs/<hex>/sources/<sha256>   one empty file per source that was seen to deliver them
+    blobs/<hex>/sources/<sha256>   one file per place that was seen to deliver them; it holds what signatures speak of
     tmp/                           downloads in progress, emptied at start
 
-Knowing a digest is no right to its bytes: a source counts only after it delivered them itself.
+Knowing a digest is no right to its bytes: a place (a source, with the credentials that it was read with) counts only
+after it delivered them itself.
 """
 
 from __future__ import annotations
@@ -32,25 +33,32 @@ class Cache:
         self._tmp.mkdir(parents=True)
         self._blobs.mkdir(exist_ok=True)
 
-    def find(self, digest: str, source: str) -> Path | None:
-        """The blob, when this source is known to deliver it."""
+    def find(self, digest: str, place: str) -> Path | None:
+        """The blob, when this place is known to deliver it."""
         folder = self._folder(digest)
-        if not (folder / "sources" / _mark(source)).exists() or not (folder / "blob").exists():
+        if not self.subject(digest, place) or not (folder / "blob").exists():
             return None
         os.utime(folder / "blob")
         return folder / "blob"
+
+    def subject(self, digest: str, place: str) -> str:
+        """The digest that a signature of what this place delivered speaks of; "" when it delivered nothing."""
+        try:
+            return (self._folder(digest) / "sources" / _mark(place)).read_text()
+        except FileNotFoundError:
+            return ""
 
     def scratch(self) -> Path:
         """A new name for a download, on the same file system."""
         return self._tmp / uuid.uuid4().hex
 
-    def add(self, scratch: Path, digest: str, source: str) -> Path:
+    def add(self, scratch: Path, digest: str, place: str, subject: str) -> Path:
         """Take over a complete download whose digest was verified. Raises FetchError when it does not fit."""
         folder = self._folder(digest)
         self._make_room(scratch.stat().st_size, digest)
         (folder / "sources").mkdir(parents=True, exist_ok=True)
         scratch.replace(folder / "blob")
-        (folder / "sources" / _mark(source)).touch()
+        (folder / "sources" / _mark(place)).write_text(subject)
         return folder / "blob"
 
     def drop(self, digest: str) -> None:
@@ -104,5 +112,5 @@ class Cache:
         return self._blobs / value
 
 
-def _mark(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
+def _mark(place: str) -> str:
+    return hashlib.sha256(place.encode()).hexdigest()

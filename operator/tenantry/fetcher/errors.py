@@ -8,10 +8,17 @@ from enum import StrEnum
 class Reason(StrEnum):
     SOURCE_NOT_ALLOWED = "SourceNotAllowed"
     SOURCE_UNAVAILABLE = "SourceUnavailable"
+    ACCESS_DENIED = "AccessDenied"
     NOT_FOUND = "NotFound"
     INVALID_ARTIFACT = "InvalidArtifact"
     DIGEST_MISMATCH = "DigestMismatch"
     TOO_LARGE = "TooLarge"
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
+    SECRET_FORBIDDEN = "SecretForbidden"  # noqa: S105
+    SECRET_INVALID = "SecretInvalid"  # noqa: S105
+    KEY_NOT_FOUND = "KeyNotFound"
+    SIGNATURE_MISSING = "SignatureMissing"
+    SIGNATURE_INVALID = "SignatureInvalid"
 
 
 class FetchError(Exception):

@@ -19,9 +19,10 @@ from .app import create_app
 from .auth import Authenticator
 from .cache import Cache
 from .net import OriginPolicy
-from .oci import Registry
 from .push import Pusher
+from .sources import Sources
 from .transfers import Transfers
+from .trust import Trust
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="a registry (or its token or storage host) that may be read; repeat for more",
+        help="a registry, object store or hub (or a token or storage host of one) that may be read; repeat for more",
     )
     p.add_argument(
         "--allow-private",
@@ -54,6 +55,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST[:PORT]",
         help="a listed origin that speaks plain HTTP; repeat for more",
     )
+    p.add_argument(
+        "--read-secrets",
+        action="store_true",
+        help="read the Secrets that Adapters name, where a Role in their namespace allows it",
+    )
+    p.add_argument(
+        "--trust-dir",
+        type=Path,
+        help="folder with public keys (NAME.pub) and Sigstore's trusted_root.json",
+    )
     return p
 
 
@@ -64,8 +75,20 @@ def build(options: argparse.Namespace) -> FastAPI:
     client = httpx.AsyncClient(
         timeout=httpx.Timeout(60.0, connect=3.0), follow_redirects=False, trust_env=False
     )
+    secrets = None
+    if options.read_secrets:
+        from .secrets import Secrets
+
+        secrets = Secrets()
+    sources = Sources(
+        policy,
+        options.max_bytes,
+        options.pull_seconds,
+        secrets=secrets,
+        trust=Trust(options.trust_dir),
+    )
     transfers = Transfers(
-        Registry(policy, options.max_bytes, options.pull_seconds),
+        sources,
         Pusher(signer, client),
         Cache(options.cache_dir, options.cache_bytes),
     )

@@ -18,6 +18,12 @@ pull_seconds = Histogram(
     buckets=(0.1, 0.5, 1, 5, 15, 60, 300, 900),
     registry=registry,
 )
+signatures = Counter(
+    "tenantry_fetcher_signatures_total",
+    "Signatures that were asked for, by result (ok or a reason)",
+    ["result"],
+    registry=registry,
+)
 pushes = Counter(
     "tenantry_fetcher_pushes_total",
     "Pushes that ended, by result (ok or a reason)",

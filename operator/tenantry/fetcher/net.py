@@ -64,7 +64,7 @@ def _broadcast(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class OriginPolicy:
-    """Which registries an admin listed, and how they are spoken to."""
+    """Which hosts an admin listed, and how they are spoken to."""
 
     allowed: frozenset[Origin]
     plain: frozenset[Origin]
@@ -84,19 +84,21 @@ class OriginPolicy:
         return cls(frozenset(allowed), plain, allow_private)
 
     def base_url(self, host: str, port: int | None) -> str:
-        """`scheme://host:port` of a registry. Raises FetchError when nobody listed it."""
-        if port is None:
-            port = 80 if Origin(host, 80) in self.plain else 443
-        origin = Origin(host, port)
+        """`scheme://host:port` of a source. Raises FetchError when nobody listed it."""
+        origin = self.origin(host, port)
         self.check(origin)
         return f"{'http' if origin in self.plain else 'https'}://{origin}"
+
+    def origin(self, host: str, port: int | None) -> Origin:
+        """The host with the port that a connection uses."""
+        return Origin(host, port or (80 if Origin(host, 80) in self.plain else 443))
 
     def check(self, origin: Origin) -> None:
         """Raises FetchError when nobody listed the origin."""
         if origin not in self.allowed:
             raise FetchError(
                 Reason.SOURCE_NOT_ALLOWED,
-                f"`{origin}` must be listed among the registries that the fetcher may read (--allow-origin)",
+                f"`{origin}` must be listed among the hosts that the fetcher may read (--allow-origin)",
             )
 
 
@@ -111,7 +113,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._policy = policy
         self._resolver = resolver
         # One pool per name: two names behind one address must not share a connection that proves only one of them.
-        self._pools: dict[Origin, tuple[str, httpx.AsyncHTTPTransport]] = {}
+        self._pools: dict[Origin, tuple[list[str], httpx.AsyncHTTPTransport]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
@@ -123,24 +125,32 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 f"`{origin}` must be spoken to by https unless it is listed by --plain-http",
             )
         if origin not in self._pools:
-            address = await self._resolve(origin)
+            addresses = await self._resolve(origin)
             # The system's trust store, or the one that SSL_CERT_FILE names.
             context = ssl.create_default_context()
             self._pools[origin] = (
-                address,
+                addresses,
                 httpx.AsyncHTTPTransport(verify=context, trust_env=False, retries=0),
             )
-        address, pool = self._pools[origin]
-        pinned = httpx.Request(
-            method=request.method,
-            url=url.copy_with(host=address),
-            headers=request.headers,
-            stream=request.stream,
-            extensions={**request.extensions, "sni_hostname": origin.host},
-        )
-        return await pool.handle_async_request(pinned)
+        addresses, pool = self._pools[origin]
+        while True:
+            pinned = httpx.Request(
+                method=request.method,
+                url=url.copy_with(host=addresses[0]),
+                headers=request.headers,
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": origin.host},
+            )
+            try:
+                return await pool.handle_async_request(pinned)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                # A host may have an address that leads nowhere from here, IPv6 mostly; the others were checked as well.
+                if len(addresses) == 1:
+                    raise
+                del addresses[0]
 
-    async def _resolve(self, origin: Origin) -> str:
+    async def _resolve(self, origin: Origin) -> list[str]:
+        """All addresses of the host, every one of them checked. Raises FetchError."""
         try:
             async with asyncio.timeout(RESOLVE_SECONDS):
                 addresses = await self._resolver(origin.host, origin.port)
@@ -158,7 +168,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                     Reason.SOURCE_NOT_ALLOWED,
                     f"`{origin.host}` resolves to {why}, which the fetcher never reads",
                 )
-        return addresses[0]
+        return list(dict.fromkeys(addresses))
 
     async def aclose(self) -> None:
         for _, pool in self._pools.values():

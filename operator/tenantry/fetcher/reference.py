@@ -1,4 +1,9 @@
-"""Where an adapter lies: `oci://host[:port]/repository[:tag][@sha256:...]`, and the media types of its manifest."""
+"""Where an adapter lies, by scheme, and the media types of its manifest.
+
+oci://host[:port]/repository[:tag][@sha256:...]
+s3://host[:port]/bucket[/folder]                  path-style, so that the host is the one that an admin listed
+hf://host[:port]/owner/name[/folder]@<commit>     a commit, since branches and tags move
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 ARTIFACT_TYPE = "application/vnd.tenantry.adapter.v1"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 LAYER_TYPE = "application/octet-stream"
@@ -19,12 +25,21 @@ _REFERENCE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+# Steps begin with no dot: nothing can climb out of a folder, and nothing needs escaping in a URL.
+_STEP = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_BUCKET = re.compile(
+    rf"s3://{_ORIGIN.pattern}/(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?P<folder>(?:/{_STEP})*)"
+)
+_COMMIT = re.compile(
+    rf"hf://{_ORIGIN.pattern}/(?P<repository>{_STEP}/{_STEP})(?P<folder>(?:/{_STEP})*)@(?P<commit>[0-9a-f]{{40}})"
+)
 _FORM = "must look like oci://host[:port]/repository[:tag][@sha256:<64 hex digits>]"
+_FORMS = f"{_FORM}, s3://host[:port]/bucket[/folder] or hf://host[:port]/owner/name[/folder]@<40 hex digits>"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A registry as a host and the port that a connection would use."""
+    """A host and the port that a connection would use."""
 
     host: str
     port: int
@@ -35,7 +50,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed source. `port` is None where the reference leaves it to the scheme."""
+    """An artifact in a registry. `port` is None where the reference leaves it to the scheme."""
 
     host: str
     port: int | None
@@ -57,6 +72,42 @@ class Reference:
         return cls(
             match["host"], _port(match["port"], "source"), match["repository"], match["tag"], match["digest"]
         )
+
+
+@dataclass(frozen=True)
+class BucketFolder:
+    """A folder of an S3 bucket: `path` is bucket and folder, as they stand in a URL."""
+
+    host: str
+    port: int | None
+    path: str
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A folder of a hub's repository at one commit."""
+
+    host: str
+    port: int | None
+    repository: str
+    folder: str
+    commit: str
+
+
+Place = Reference | BucketFolder | HubFolder
+
+
+def parse_source(source: str) -> Place:
+    """Raises ValueError that says what a source must look like."""
+    text = source if len(source) <= 512 else ""
+    if text.startswith("oci://"):
+        return Reference.parse(source)
+    if match := _BUCKET.fullmatch(text):
+        return BucketFolder(match["host"], _port(match["port"], "source"), match["bucket"] + match["folder"])
+    if match := _COMMIT.fullmatch(text):
+        port = _port(match["port"], "source")
+        return HubFolder(match["host"], port, match["repository"], match["folder"], match["commit"])
+    raise ValueError(f"`source` {_FORMS}")
 
 
 def parse_host(text: str, flag: str) -> tuple[str, int | None]:

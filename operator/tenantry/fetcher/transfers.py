@@ -1,7 +1,8 @@
 """What the operator asked for, what runs and when to try again. Lost with the process, and then asked for again.
 
-A transfer is (digest, source). Its pull runs once for all who ask; each replica has a push of its own. A failed part
-is tried again by the first call after its back-off, so a fetcher that nobody asks does nothing.
+A transfer is a digest, its source and the terms on which it is to be had (`Pull`). Its pull runs once for all who ask;
+each replica has a push of its own. A failed part is tried again by the first call after its back-off, so a fetcher that
+nobody asks does nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from tenantry.engines.fetcher import (
     AdapterFacts,
     ArtifactReport,
     ArtifactState,
+    Pull,
     PushReport,
     PushState,
+    SignatureReport,
     Transfer,
 )
 
@@ -30,8 +33,8 @@ from . import metrics
 from .artifact import read_facts
 from .cache import Cache
 from .errors import FetchError, Reason
-from .oci import Registry
 from .push import Pusher, PushError
+from .sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +58,29 @@ class _Push:
 
 @dataclass
 class _Work:
-    digest: str
-    source: str
+    pull: Pull
     state: ArtifactState = ArtifactState.PULLING
     reason: str = ""
     message: str = ""
     bytes: int = 0
     facts: AdapterFacts | None = None
+    signature: SignatureReport | None = None
     failures: int = 0
     retry_at: float = 0.0
     asked_at: float = 0.0
     running: bool = False
     pushes: dict[str, _Push] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        return self.pull.digest
+
+    @property
+    def place(self) -> str:
+        """Whence the bytes come, and with whose credentials: what one Secret opens stays shut to others."""
+        if not self.pull.secret_ref:
+            return self.pull.source
+        return f"{self.pull.source} {self.pull.namespace}/{self.pull.secret_ref}"
 
 
 class Transfers:
@@ -74,7 +88,7 @@ class Transfers:
 
     def __init__(
         self,
-        registry: Registry,
+        sources: Sources,
         pusher: Pusher,
         cache: Cache,
         *,
@@ -82,20 +96,20 @@ class Transfers:
         pushes: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry = registry
+        self._sources = sources
         self._pusher = pusher
         self._cache = cache
         self._pull_slots = asyncio.Semaphore(pulls)
         self._push_slots = asyncio.Semaphore(pushes)
         self._clock = clock
-        self._works: dict[tuple[str, str], _Work] = {}
+        self._works: dict[Pull, _Work] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, digest: str, source: str, replicas: Iterable[Replica]) -> Transfer:
+    def ask(self, pull: Pull, replicas: Iterable[Replica]) -> Transfer:
         """Start or join the work and say where it stands. Returns at once."""
         now = self._clock()
         self._forget(now)
-        work = self._works.setdefault((digest, source), _Work(digest, source))
+        work = self._works.setdefault(pull, _Work(pull))
         work.asked_at = now
         asked = [self._push_of(work, replica, now) for replica in replicas]
         if not work.running and self._pull_due(work, now):
@@ -110,6 +124,7 @@ class Transfers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sources.close()
 
     def _pull_due(self, work: _Work, now: float) -> bool:
         if work.state is ArtifactState.FAILED:
@@ -117,7 +132,7 @@ class Transfers:
         if work.state is ArtifactState.VERIFIED:
             # Evicted meanwhile, or found damaged by a receiver: the bytes are had again before they are promised.
             wanted = any(push.state is PushState.WAITING for push in work.pushes.values())
-            return wanted and self._cache.find(work.digest, work.source) is None
+            return wanted and self._cache.find(work.digest, work.place) is None
         return True
 
     def _push_of(self, work: _Work, replica: Replica, now: float) -> _Push:
@@ -140,6 +155,11 @@ class Transfers:
         except OSError as error:
             work.state, work.reason = ArtifactState.FAILED, Reason.SOURCE_UNAVAILABLE.value
             work.message = f"the cache cannot be written: {error.strerror or type(error).__name__}"
+        except Exception as error:
+            # What comes from outside must not leave a transfer that is neither done nor failed.
+            log.error("pull of %s crashed", work.digest, exc_info=error)
+            work.state, work.reason = ArtifactState.FAILED, Reason.SOURCE_UNAVAILABLE.value
+            work.message = "the fetcher failed at it; its log says why"
         finally:
             work.running = False
         if work.state is ArtifactState.FAILED:
@@ -154,7 +174,7 @@ class Transfers:
         self._start_pushes(work)
 
     async def _obtain(self, work: _Work) -> None:
-        blob = self._cache.find(work.digest, work.source)
+        blob = self._cache.find(work.digest, work.place)
         if blob is not None and await asyncio.to_thread(_digest_of, blob) != work.digest:
             log.error("%s is damaged on disk; pulling it again", work.digest)
             self._cache.drop(work.digest)
@@ -162,12 +182,15 @@ class Transfers:
         if blob is None:
             scratch = self._cache.scratch()
             try:
-                await self._registry.pull(work.source, work.digest, scratch)
+                receipt = await self._sources.pull(work.pull, scratch)
                 await asyncio.to_thread(read_facts, scratch)
-                blob = self._cache.add(scratch, work.digest, work.source)
+                blob = self._cache.add(scratch, work.digest, work.place, receipt.subject)
             finally:
                 scratch.unlink(missing_ok=True)
             metrics.cache_bytes.set(self._cache.size())
+        work.signature = await self._sources.signature(
+            work.pull, self._cache.subject(work.digest, work.place)
+        )
         facts = await asyncio.to_thread(read_facts, blob)
         work.facts = AdapterFacts(facts.rank, facts.base_model, facts.target_modules)
         work.bytes = blob.stat().st_size
@@ -184,7 +207,7 @@ class Transfers:
         try:
             async with self._push_slots:
                 with self._cache.hold(work.digest):
-                    blob = self._cache.find(work.digest, work.source)
+                    blob = self._cache.find(work.digest, work.place)
                     if blob is None:
                         raise PushError("Evicted", "the bytes left the cache; they are pulled again")
                     await self._pusher.push(replica.url, replica.audience, work.digest, blob)
@@ -226,7 +249,13 @@ def _report(work: _Work, asked: list[_Push]) -> Transfer:
     verified = work.state is ArtifactState.VERIFIED
     return Transfer(
         digest=work.digest,
-        artifact=ArtifactReport(work.state, work.reason, work.message, work.bytes if verified else 0),
+        artifact=ArtifactReport(
+            work.state,
+            work.reason,
+            work.message,
+            work.bytes if verified else 0,
+            work.signature if verified else None,
+        ),
         adapter=work.facts if verified else None,
         replicas=tuple(PushReport(p.replica.name, p.state, p.reason, p.message) for p in asked),
     )

@@ -30,6 +30,7 @@ class Release:
     digest: str
     source: str
     rank: int
+    secret_ref: str = ""
 
 
 class Held(StrEnum):
@@ -61,10 +62,16 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What the fetcher says of the desired version. `verified` None: nothing yet."""
+    """What is known of the desired version's bytes. `verified` None: nothing yet.
+
+    `signature` says who signed, where a signature was asked for and found good; `unsigned` what is wrong with it where
+    that is only to be told.
+    """
 
     verified: bool | None = None
     fault: Fault | None = None
+    signature: str = ""
+    unsigned: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,11 @@ def resume(status: AdapterStatus) -> tuple[Release | None, dict[str, str]]:
     if stable is None or stable.active_version is None or stable.active_digest is None:
         return None, known
     release = Release(
-        stable.active_version, stable.active_digest, stable.active_source or "", stable.active_rank or 1
+        stable.active_version,
+        stable.active_digest,
+        stable.active_source or "",
+        stable.active_rank or 1,
+        stable.active_secret_ref or "",
     )
     return release, known
 
@@ -115,7 +126,9 @@ def desired_release(spec: AdapterSpec) -> Release | None:
     """What `channels[stable]` asks for; None when `versions` does not list it."""
     wanted = spec.channels[0].version
     entry = next((version for version in spec.versions if version.version == wanted), None)
-    return None if entry is None else Release(entry.version, entry.digest, entry.source, entry.rank)
+    if entry is None:
+        return None
+    return Release(entry.version, entry.digest, entry.source, entry.rank, entry.secret_ref or "")
 
 
 def step(inputs: Inputs) -> Decision:
@@ -126,13 +139,15 @@ def step(inputs: Inputs) -> Decision:
         return _decide(inputs, desired, Phase.STALLED, fault or _unlisted(inputs.spec))
     ready = [view for view in inputs.desired_on if view.ready]
     waiting = [view for view in ready if view.held is not Held.LOADED]
-    if _same(desired, inputs.active) or (ready and not waiting):
+    if _same(desired, inputs.active) or (ready and not waiting and not _unproven(inputs)):
         # Where only the source was corrected this takes effect at once: the bytes are the same.
         served = Fault("Promoted", f"`{desired.version}` is served")
         return _decide(inputs, desired, Phase.PROMOTED, served, active=desired)
     if inputs.elapsed > inputs.spec.rollout.progress_deadline_seconds:
         return _decide(inputs, desired, Phase.STALLED, _late(inputs, ready, waiting))
-    if inputs.artifact.verified is None and not any(view.held is Held.LOADED for view in inputs.desired_on):
+    if _unproven(inputs) or (
+        inputs.artifact.verified is None and not any(view.held is Held.LOADED for view in inputs.desired_on)
+    ):
         why = Fault("Verifying", f"fetching `{desired.version}` and checking its digest")
         return _decide(inputs, desired, Phase.VERIFY, why)
     if not ready:
@@ -189,6 +204,11 @@ def declaration(
         desired = None
     releases = (active, desired if desired is None or not _same(desired, active) else None)
     return tuple(release for release in releases if release is not None)
+
+
+def _unproven(inputs: Inputs) -> bool:
+    """A signature is asked for and nobody has looked yet. Replicas prove digests alone."""
+    return inputs.spec.verification is not None and inputs.artifact.verified is None
 
 
 def _same(one: Release, other: Release | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -100,6 +101,13 @@ def test_wrong_usage_is_told(run: Run) -> None:
         done = run(*arguments)
         assert done.code == 2
         assert "Error: " in done.err
+
+
+def test_the_blob_is_what_the_digest_covers() -> None:
+    command = [sys.executable, "-m", "tenantry.cli", "adapters"]
+    blob = subprocess.run([*command, "blob", ADAPTER], check=True, capture_output=True).stdout
+    digest = subprocess.run([*command, "digest", ADAPTER], check=True, capture_output=True, text=True).stdout
+    assert f"sha256:{hashlib.sha256(blob).hexdigest()}" == digest.strip()
 
 
 def test_digest_of_an_example(run: Run) -> None:

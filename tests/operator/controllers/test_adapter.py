@@ -142,6 +142,71 @@ async def test_a_bad_version_stalls_with_its_reason_while_all_others_serve(
     await lab.until(ADAPTER, "tone", "Stalled", "False")
 
 
+async def test_the_fetcher_is_asked_on_the_adapters_own_terms(lab: Lab, until: Any) -> None:
+    """With the Secret of its namespace and the signers that it names; the condition says who signed."""
+    await lab.start()
+    await fleet(lab, "tone")
+    release = {"version": "1.0.0", "digest": digest("a"), "source": "s3://s3.example/models/tone", "rank": 8}
+    verification = {"identities": [{"issuer": "https://issuer.example", "subject": "ci@acme.example"}]}
+    await lab.adapter("tone", "maple", {"1.0.0": "a"}, "1.0.0")
+    await lab.until(ADAPTER, "tone", "ArtifactsVerified", "True", "DigestMatches")
+    change = {
+        "versions": [release | {"version": "2.0.0", "digest": digest("b"), "secretRef": "bucket"}],
+        "channels": [{"name": "stable", "version": "2.0.0"}],
+        "verification": verification,
+    }
+    await lab.edit(ADAPTER, "tone", change)
+    verified = await lab.until(ADAPTER, "tone", "ArtifactsVerified", "True", "SignatureVerified")
+    assert verified["message"].endswith("signed by key `release`")
+    await lab.until(ADAPTER, "tone", "Ready", "True")
+    asked = [body for body in lab.fleet.transfers if body["digest"] == digest("b")]
+    assert any(body["replicas"] for body in asked), "pushed, too"
+    for body in asked:
+        assert (body["namespace"], body["secretRef"]) == (lab.config.release_namespace, "bucket")
+        assert body["verification"] == {"policy": "Required", **verification}
+    await until(lambda: _active_secret(lab), "bucket")
+
+
+async def _active_secret(lab: Lab) -> str | None:
+    channels = ((await lab.get(ADAPTER, "tone") or {}).get("status") or {}).get("channels") or [{}]
+    found = channels[0].get("activeSecretRef")
+    return None if found is None else str(found)
+
+
+async def test_what_is_not_signed_as_asked_is_not_served_or_is_told(lab: Lab, until: Any) -> None:
+    await lab.start()
+    replicas = await fleet(lab, "tone")
+    await lab.adapter("tone", "maple", VERSIONS, "1.0.0")
+    await lab.until(TENANT, "maple", "Ready", "True")
+    # Replicas hold the very bytes already, by another way: that proves the digest, and no signature.
+    for replica in replicas:
+        lab.fleet.engines[replica].blobs.add(digest("b"))
+    lab.fleet.held_back.add(digest("b"))
+    change = {"verification": {"keyRef": "release"}, "channels": [{"name": "stable", "version": "2.0.0"}]}
+    await lab.edit(ADAPTER, "tone", change)
+    await until(lambda: _holds(lab, replicas, {served(lab, "1.0.0"), served(lab, "2.0.0")}))
+    await lab.until(ADAPTER, "tone", "Reconciling", "True", "Verifying")
+    assert (await lab.served("maple"))["tone"] == served(lab, "1.0.0")
+
+    lab.fleet.held_back.clear()
+    lab.fleet.refused[digest("b")] = ("SignatureInvalid", "it was made with another key")
+    await lab.until(ADAPTER, "tone", "Stalled", "True", "SignatureInvalid")
+    assert (await lab.condition(ADAPTER, "tone", "ArtifactsVerified"))["status"] == "False"
+    assert (await lab.condition(ADAPTER, "tone", "Ready"))["status"] == "True"
+    assert (await lab.served("maple"))["tone"] == served(lab, "1.0.0")
+
+    lab.fleet.refused.clear()
+    lab.fleet.signatures[digest("b")] = {
+        "verified": False,
+        "reason": "SignatureMissing",
+        "message": "there is none",
+    }
+    await lab.edit(ADAPTER, "tone", {"verification": {"keyRef": "release", "policy": "Warn"}})
+    told = await lab.until(ADAPTER, "tone", "ArtifactsVerified", "True", "SignatureMissing")
+    assert "not signed as asked: there is none" in told["message"]
+    await until(lambda: _serves(lab, served(lab, "2.0.0")))
+
+
 async def test_a_registry_outage_heals_by_itself(lab: Lab) -> None:
     await lab.start()
     await fleet(lab, "tone")

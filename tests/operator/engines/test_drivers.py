@@ -22,6 +22,7 @@ from tenantry.engines import (
     EngineError,
     Fence,
     FetcherClient,
+    Pull,
     PushState,
     Replica,
     TenantryDriver,
@@ -267,7 +268,7 @@ async def test_transfer(signer: Signer, client: httpx.AsyncClient, peer: Peer) -
             "replicas": [{"name": target.name, "state": "Pushing", "reason": "", "message": ""}],
         },
     )
-    transfer = await fetcher.transfer(DIGEST, "oci://registry/acme/tone:1", [target])
+    transfer = await fetcher.transfer(Pull(DIGEST, "oci://registry/acme/tone:1"), [target])
     assert json.loads(peer.requests[0][3]) == {
         "digest": DIGEST,
         "source": "oci://registry/acme/tone:1",

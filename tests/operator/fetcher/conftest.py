@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import struct
 import subprocess
 import time
@@ -21,6 +22,12 @@ from cluster.process import free_port
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tenantry.api import names
 from tenantry.api.identity import IdentityError, Signer, Verifier
+from tenantry.engines import Pull, Replica, Transfer
+from tenantry.fetcher.errors import FetchError
+from tenantry.fetcher.net import OriginPolicy
+from tenantry.fetcher.sources import Sources
+from tenantry.fetcher.transfers import Transfers
+from tenantry.fetcher.trust import Trust
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
@@ -95,13 +102,15 @@ def manifest(files: Files) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """What a scripted server sends; `length` lies about the size, `hang` never ends the body."""
+    """What a scripted server sends. `length` lies about the size, `hang` never ends it, `drip` sends it bytewise."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     length: int | None = None
+    length_text: str | None = None
     hang: bool = False
+    drip: bool = False
 
 
 @dataclass
@@ -136,11 +145,16 @@ class Scripted:
             route = self.routes.get(target.partition("?")[0], Answer(404))
             answer = route(headers) if callable(route) else route
             length = len(answer.body) if answer.length is None else answer.length
+            size = f"content-length: {length if answer.length_text is None else answer.length_text}\r\n"
+            if answer.length_text == "":
+                size = ""
             extra = "".join(f"{k}: {v}\r\n" for k, v in answer.headers.items())
-            writer.write(
-                f"HTTP/1.1 {answer.status} X\r\ncontent-length: {length}\r\nconnection: close\r\n{extra}\r\n".encode()
-                + answer.body
-            )
+            writer.write(f"HTTP/1.1 {answer.status} X\r\n{size}connection: close\r\n{extra}\r\n".encode())
+            for byte in answer.body if answer.drip else b"":
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.1)
+            writer.write(answer.body)
             await writer.drain()
             if answer.hang:
                 await reader.read()
@@ -252,6 +266,56 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
         except httpx.TransportError:
             time.sleep(0.05)
     raise AssertionError(f"{url} did not answer within a minute")
+
+
+class KeptSecrets:
+    """Secrets without a cluster, by name."""
+
+    def __init__(self, **secrets: dict[str, str]) -> None:
+        self._secrets = secrets
+
+    async def read(self, namespace: str, name: str) -> dict[str, bytes]:
+        return {key: value.encode() for key, value in self._secrets[name].items()}
+
+    async def close(self) -> None:
+        return None
+
+
+def sources(
+    *origins: str, max_bytes: int = 1 << 20, trust: Path | None = None, **secrets: dict[str, str]
+) -> Sources:
+    """What reads these origins by plain HTTP, with these Secrets."""
+    policy = OriginPolicy.build(origins, origins, True)
+    kept: Any = KeptSecrets(**secrets)
+    return Sources(policy, max_bytes, 10, secrets=kept, trust=Trust(trust))
+
+
+async def refused(reader: Sources, pull: Pull, target: Path) -> FetchError:
+    with pytest.raises(FetchError) as caught:
+        await reader.pull(pull, target)
+    return caught.value
+
+
+async def settle(transfers: Transfers, pull: Pull, *replicas: Replica) -> Transfer:
+    """Ask until every state is final."""
+    async with asyncio.timeout(20):
+        transfer = transfers.ask(pull, replicas)
+        while not transfer.final:
+            await asyncio.sleep(0.005)
+            transfer = transfers.ask(pull, replicas)
+        return transfer
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the process takes connections; fails when it ends or takes longer than a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the process ended with {process.returncode}"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"port {port} took no connection within a minute")
 
 
 @pytest.fixture(scope="session")

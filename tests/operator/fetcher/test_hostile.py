@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenantry.engines import Pull
 from tenantry.fetcher.artifact import facts, read_facts
 from tenantry.fetcher.errors import FetchError
 from tenantry.fetcher.net import OriginPolicy, Resolver, forbidden, system_resolver
-from tenantry.fetcher.oci import Registry
-from tenantry.fetcher.reference import Reference
+from tenantry.fetcher.reference import parse_source
+from tenantry.fetcher.sources import Receipt, Sources
 
 from .conftest import Answer, Files, Scripted, adapter, descriptor, manifest, safetensors, sha256
 
@@ -28,28 +29,30 @@ def reader(
     max_bytes: int = 1 << 20,
     seconds: float = 10.0,
     resolver: Resolver = system_resolver,
-) -> Registry:
+) -> Sources:
     origins = [server if isinstance(server, str) else server.origin for server in servers]
-    return Registry(OriginPolicy.build(origins, origins, private), max_bytes, seconds, resolver)
+    return Sources(OriginPolicy.build(origins, origins, private), max_bytes, seconds, resolver)
 
 
-async def refused(registry: Registry, source: str, digest: str, target: Path) -> FetchError:
+async def refused(registry: Sources, source: str, digest: str, target: Path) -> FetchError:
     with pytest.raises(FetchError) as caught:
-        await registry.pull(source, digest, target)
+        await registry.pull(Pull(digest, source), target)
     return caught.value
 
 
 async def test_the_honest_way(scripted: Start, tmp_path: Path) -> None:
     server, files = await scripted(), adapter()
     source = server.serve(files)
-    assert await reader(server).pull(source, files.digest, tmp_path / "b") == len(files.blob)
+    assert await reader(server).pull(Pull(files.digest, source), tmp_path / "b") == Receipt(
+        len(files.blob), sha256(json.dumps(manifest(files)).encode())
+    )
     assert (tmp_path / "b").read_bytes() == files.blob
     assert read_facts(tmp_path / "b").rank == 4
     pinned = f"{source}@{sha256(json.dumps(manifest(files)).encode())}"
     server.routes[f"/v2/acme/tone/manifests/{pinned.partition('@')[2]}"] = server.routes[
         "/v2/acme/tone/manifests/1.0.0"
     ]
-    await reader(server).pull(pinned, files.digest, tmp_path / "c")
+    await reader(server).pull(Pull(files.digest, pinned), tmp_path / "c")
 
 
 async def test_other_bytes_than_the_adapter_names(scripted: Start, tmp_path: Path) -> None:
@@ -79,7 +82,7 @@ async def test_a_manifest_other_than_the_pinned_one(scripted: Start, tmp_path: P
         (lambda raw: Answer(body=raw + b"more"), "DigestMismatch"),
         (lambda raw: Answer(body=raw, headers={"content-encoding": "gzip"}), "InvalidArtifact"),
         (lambda raw: Answer(404), "NotFound"),
-        (lambda raw: Answer(403), "SourceUnavailable"),
+        (lambda raw: Answer(403), "AccessDenied"),
         (lambda raw: Answer(500), "SourceUnavailable"),
     ],
     ids=["flipped", "short", "cut", "long", "encoded", "404", "403", "500"],
@@ -98,7 +101,7 @@ async def test_too_large_is_refused_before_a_layer_is_read(scripted: Start, tmp_
     source = server.serve(files)
     error = await refused(reader(server, max_bytes=len(files.blob) - 1), source, files.digest, tmp_path / "b")
     assert (error.reason, len(server.asked)) == ("TooLarge", 1)
-    await reader(server, max_bytes=len(files.blob)).pull(source, files.digest, tmp_path / "c")
+    await reader(server, max_bytes=len(files.blob)).pull(Pull(files.digest, source), tmp_path / "c")
 
 
 async def test_an_endless_layer_stops_at_its_promise(scripted: Start, tmp_path: Path) -> None:
@@ -165,13 +168,13 @@ async def test_titles_never_become_paths(scripted: Start, tmp_path: Path, title:
     server, files = await scripted(), adapter()
     source = server.serve(files, _layers(lambda ls: [descriptor(files.config, title), ls[1]]))
     assert (await refused(reader(server), source, files.digest, tmp_path / "b")).reason == "InvalidArtifact"
-    assert not list(tmp_path.iterdir())
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("b", 0)]
 
 
 async def test_layers_that_nobody_asked_for_are_left_there(scripted: Start, tmp_path: Path) -> None:
     server, files = await scripted(), adapter()
     source = server.serve(files, _layers(lambda ls: [descriptor(b"x", "../../evil.pkl"), *ls]))
-    await reader(server).pull(source, files.digest, tmp_path / "b")
+    await reader(server).pull(Pull(files.digest, source), tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
@@ -210,7 +213,7 @@ async def test_a_redirect_to_a_listed_host_carries_no_token(scripted: Start, tmp
         307, {"location": f"http://{storage.origin}/bytes"}
     )
     guard(server, storage)
-    await reader(server, storage).pull(source, files.digest, tmp_path / "b")
+    await reader(server, storage).pull(Pull(files.digest, source), tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == files.blob
     bytes_asked = [headers for path, headers in storage.asked if path == "/bytes"]
     assert [("authorization" in headers) for headers in bytes_asked] == [False]
@@ -244,7 +247,7 @@ async def test_anonymous_tokens(scripted: Start, tmp_path: Path) -> None:
     server, tokens, files = await scripted(), await scripted(), adapter()
     source = server.serve(files)
     guard(server, tokens)
-    await reader(server, tokens).pull(source, files.digest, tmp_path / "b")
+    await reader(server, tokens).pull(Pull(files.digest, source), tmp_path / "b")
     assert [path for path, _ in tokens.asked] == ["/token?service=reg&scope=repository%3Aacme%2Ftone%3Apull"]
 
     error = await refused(reader(server), source, files.digest, tmp_path / "c")
@@ -291,16 +294,28 @@ async def test_a_name_is_resolved_once_and_that_address_is_used(scripted: Start,
     server.serve(files)
     origin = f"registry.example:{server.port}"
     await reader(origin, resolver=rebinding).pull(
-        f"oci://{origin}/acme/tone:1.0.0", files.digest, tmp_path / "b"
+        Pull(files.digest, f"oci://{origin}/acme/tone:1.0.0"), tmp_path / "b"
     )
     assert asked == ["registry.example"]
     assert {headers["host"] for _, headers in server.asked} == {origin}
 
 
+async def test_an_address_that_leads_nowhere_is_passed_over(scripted: Start, tmp_path: Path) -> None:
+    async def resolver(host: str, port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.2", "127.0.0.1"]
+
+    server, files = await scripted(), adapter()
+    server.serve(files)
+    origin = f"registry.example:{server.port}"
+    source = f"oci://{origin}/acme/tone:1.0.0"
+    await reader(origin, resolver=resolver).pull(Pull(files.digest, source), tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == files.blob
+
+
 async def test_https_is_the_rule(scripted: Start, tmp_path: Path) -> None:
     server = await scripted()
     source = server.serve(adapter())
-    registry = Registry(OriginPolicy.build([server.origin], [], True), 1 << 20, 1)
+    registry = Sources(OriginPolicy.build([server.origin], [], True), 1 << 20, 1)
     assert (await refused(registry, source, adapter().digest, tmp_path / "b")).reason == "SourceUnavailable"
     assert not any(path.startswith("/v2") for path, _ in server.asked)
 
@@ -341,11 +356,16 @@ def test_addresses(address: str, private: bool, allowed: bool) -> None:
         "https://host/a:1", "oci://host", "oci://host/", "oci://user@host/a:1", "oci://HOST/a:1", "oci://host:0/a",
         "oci://host:99999/a", "oci://host/../a", "oci://host/a//b", "oci://host/a:1@sha256:00", "oci://host/a?x=1",
         "oci://-host/a:1", "oci://host/a:1\n", "oci://" + "h" * 600 + "/a", "oci://host/a%2e%2e/b:1",
+        "s3://host", "s3://host/", "s3://host/a", "s3://host/UPPER/x", "s3://host/bucket/../other", "s3://host/bucket/.x",
+        "s3://host/bucket//x", "s3://host/bucket/a?x=1", "s3://host/bucket/a%2f", "s3://k:s@host/bucket/a",
+        "hf://host/owner/name", "hf://host/owner/name@main", "hf://host/name@" + "0" * 40,
+        "hf://host/owner/name@" + "0" * 39, "hf://host/owner/name@" + "A" * 40, "hf://host/../name@" + "0" * 40,
+        "hf://host/owner/name/..@" + "0" * 40, "file:///etc/passwd", "", "gs://host/bucket/a",
     ],
 )  # fmt: skip
 def test_sources_that_are_none(source: str) -> None:
     with pytest.raises(ValueError, match="`source`"):
-        Reference.parse(source)
+        parse_source(source)
 
 
 def weights(header: Any, size: int = 128) -> bytes:

@@ -23,14 +23,19 @@ from tenantry.engines import (
     ArtifactState,
     EngineError,
     FetcherClient,
+    Pull,
     PushState,
     Replica,
+    SignaturePolicy,
+    SignatureReport,
     Transfer,
+    Verification,
 )
 from tenantry.engines.http import new_client
 from tenantry.fetcher.main import build, main, parser
 
-from .conftest import Answer, adapter, sha256, wait_for
+from .conftest import MANIFEST, Answer, adapter, sha256, wait_for
+from .signing import SHA256, Encoding, b64, new_key, simple_payload, spki
 
 
 def arguments(identities: Any, tmp_path: Path) -> list[str]:
@@ -109,10 +114,10 @@ async def test_from_folder_to_replica(
     url = start("--allow-origin", registry, "--plain-http", registry, "--allow-private")
     fetcher = FetcherClient(identities.operator, url, client)
     replicas = [Replica(f"ns/pool-fast-{i}", engine.url, "pool-uid") for i in range(2)]
-    first = await fetcher.transfer(entry["digest"], entry["source"], replicas)
+    first = await fetcher.transfer(Pull(entry["digest"], entry["source"]), replicas)
     assert first.artifact.state is ArtifactState.PULLING
     assert [r.state for r in first.replicas] == [PushState.WAITING] * 2
-    done = await until_final(fetcher, entry["digest"], entry["source"], replicas)
+    done = await until_final(fetcher, Pull(entry["digest"], entry["source"]), replicas)
     assert done.artifact.state is ArtifactState.VERIFIED
     assert done.artifact.bytes == len(files.blob)
     assert done.adapter is not None
@@ -128,10 +133,65 @@ async def test_from_folder_to_replica(
 
     # A tag works as well, and a source that nobody has seen deliver the bytes is pulled for itself.
     tag = f"oci://{registry}/acme/tone:1.0.0"
-    assert (await until_final(fetcher, entry["digest"], tag)).artifact.state is ArtifactState.VERIFIED
+    assert (await until_final(fetcher, Pull(entry["digest"], tag))).artifact.state is ArtifactState.VERIFIED
     nowhere = f"oci://{registry}/other/tone:1.0.0"
-    stranger = await until_final(fetcher, entry["digest"], nowhere)
+    stranger = await until_final(fetcher, Pull(entry["digest"], nowhere))
     assert (stranger.artifact.reason, stranger.adapter) == ("NotFound", None)
+
+
+def put_signature(registry: str, repository: str, digest: str, signature: bytes) -> None:
+    """What `cosign sign` leaves in a registry: a payload and a manifest under a tag made of the digest."""
+    payload = simple_payload(digest)
+    base = f"http://{registry}/v2/{repository}"
+    begun = httpx.post(f"{base}/blobs/uploads/", trust_env=False)
+    location = str(begun.url.join(begun.headers["location"]))
+    httpx.put(
+        location, params={"digest": sha256(payload)}, content=payload, trust_env=False
+    ).raise_for_status()
+    layer = {
+        "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
+        "digest": sha256(payload),
+        "size": len(payload),
+        "annotations": {"dev.cosignproject.cosign/signature": b64(signature)},
+    }
+    body = {"schemaVersion": 2, "mediaType": MANIFEST, "config": layer, "layers": [layer]}
+    tag = digest.replace(":", "-") + ".sig"
+    httpx.put(
+        f"{base}/manifests/{tag}", json=body, headers={"content-type": MANIFEST}, trust_env=False
+    ).raise_for_status()
+
+
+async def test_nothing_unsigned_reaches_a_replica(
+    start: Any, registry: str, engine: Any, identities: Any, tmp_path: Path, client: Any
+) -> None:
+    files, key, trust = adapter(fill=3), new_key(), tmp_path / "trust"
+    entry = push(files.write(tmp_path / "tone"), f"oci://{registry}/acme/signed:1.0.0")
+    trust.mkdir()
+    (trust / "release.pub").write_bytes(spki(key, Encoding.PEM))
+    flags = ("--allow-origin", registry, "--plain-http", registry, "--allow-private")
+    fetcher = FetcherClient(identities.operator, start(*flags, "--trust-dir", str(trust)), client)
+    replica = Replica("ns/pool-fast-0", engine.url, "pool-uid")
+    tag = f"oci://{registry}/acme/signed:1.0.0"
+
+    def signed(policy: SignaturePolicy, source: str = entry["source"], key_ref: str = "release") -> Pull:
+        return Pull(files.digest, source, verification=Verification(policy, key_ref))
+
+    unsigned = await until_final(fetcher, signed(SignaturePolicy.REQUIRED), [replica])
+    assert (unsigned.artifact.state, unsigned.artifact.reason) == (ArtifactState.FAILED, "SignatureMissing")
+    assert engine.blobs == {}
+    manifest = entry["source"].partition("@")[2]
+    put_signature(registry, "acme/signed", manifest, key.sign(simple_payload(manifest), SHA256))
+    # By a tag as well: what counts is the manifest that the tag delivered the bytes by.
+    done = await until_final(fetcher, signed(SignaturePolicy.REQUIRED, tag), [replica])
+    assert done.artifact.state is ArtifactState.VERIFIED
+    assert done.artifact.signature == SignatureReport(True, "", "key `release`")
+    assert engine.blobs == {files.digest: files.blob}
+    other = await until_final(fetcher, signed(SignaturePolicy.WARN, tag, "other"))
+    assert other.artifact.state is ArtifactState.VERIFIED
+    assert other.artifact.signature is not None
+    assert (other.artifact.signature.verified, other.artifact.signature.reason) == (False, "KeyNotFound")
+    plain = await until_final(fetcher, Pull(files.digest, tag))
+    assert plain.artifact.signature is None
 
 
 async def test_only_the_operator_may_ask_and_only_once(
@@ -180,7 +240,7 @@ async def test_an_unlisted_registry_is_not_asked(
     identities: Any, door: Callable[..., httpx.AsyncClient]
 ) -> None:
     fetcher = FetcherClient(identities.operator, "http://fetcher", door("--allow-origin", "registry.example"))
-    transfer = await until_final(fetcher, "sha256:" + "0" * 64, "oci://127.0.0.1:5000/acme/tone:1.0.0")
+    transfer = await until_final(fetcher, Pull("sha256:" + "0" * 64, "oci://127.0.0.1:5000/acme/tone:1.0.0"))
     assert transfer.artifact.state is ArtifactState.FAILED
     assert transfer.artifact.reason == "SourceNotAllowed"
     assert "--allow-origin" in transfer.artifact.message
@@ -214,7 +274,7 @@ def test_bad_flags_end_with_one_line(
 async def test_an_unreachable_fetcher_is_told_so(identities: Any, client: httpx.AsyncClient) -> None:
     with pytest.raises(EngineError) as caught:
         await FetcherClient(identities.operator, "http://127.0.0.1:1", client).transfer(
-            "sha256:" + "0" * 64, "x"
+            Pull("sha256:" + "0" * 64, "x")
         )
     assert caught.value.code == "unreachable"
 

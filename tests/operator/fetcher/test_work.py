@@ -12,15 +12,15 @@ import httpx
 import pytest
 from tenantry.api import names
 from tenantry.api.identity import Signer
-from tenantry.engines import ArtifactState, PushState, Replica, Transfer
+from tenantry.engines import ArtifactState, Pull, PushState, Replica, Transfer
 from tenantry.fetcher.cache import Cache
 from tenantry.fetcher.errors import FetchError
 from tenantry.fetcher.net import OriginPolicy
-from tenantry.fetcher.oci import Registry
 from tenantry.fetcher.push import Pusher
+from tenantry.fetcher.sources import Sources
 from tenantry.fetcher.transfers import Transfers
 
-from .conftest import Answer, Engine, Identities, Scripted, adapter, sha256
+from .conftest import Answer, Engine, Identities, Scripted, adapter, settle, sha256
 
 
 class Clock:
@@ -40,16 +40,11 @@ class Room:
         self.cache = Cache(folder, cache_bytes)
         self.client = httpx.AsyncClient(trust_env=False)
         signer = Signer.load(names.FETCHER_ISSUER, identities.fetcher_key)
-        registry = Registry(OriginPolicy.build([server.origin], [server.origin], True), 1 << 20, 5)
-        self.transfers = Transfers(registry, Pusher(signer, self.client), self.cache, clock=self.clock)
+        sources = Sources(OriginPolicy.build([server.origin], [server.origin], True), 1 << 20, 5)
+        self.transfers = Transfers(sources, Pusher(signer, self.client), self.cache, clock=self.clock)
 
     async def settle(self, digest: str, source: str, *replicas: Replica) -> Transfer:
-        async with asyncio.timeout(20):
-            transfer = self.transfers.ask(digest, source, replicas)
-            while not transfer.final:
-                await asyncio.sleep(0.005)
-                transfer = self.transfers.ask(digest, source, replicas)
-            return transfer
+        return await settle(self.transfers, Pull(digest, source), *replicas)
 
 
 @pytest.fixture
@@ -310,7 +305,7 @@ def test_blobs_in_use_stay(tmp_path: Path) -> None:
     def add(digest: str) -> None:
         scratch = cache.scratch()
         scratch.write_bytes(b"12345678")
-        cache.add(scratch, digest, "source")
+        cache.add(scratch, digest, "source", digest)
 
     add(digests[0])
     with cache.hold(digests[0]), pytest.raises(FetchError, match="in use"):

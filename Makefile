@@ -39,7 +39,7 @@ cluster-status: ## What runs
 
 .PHONY: test
 test: setup model ## Unit, API-server and engine tests
-	@$(CLUSTER) binary etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm crane >/dev/null
+	@$(CLUSTER) binary etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm crane versitygw >/dev/null
 	@$(PY) -m pytest tests -q -m "not e2e"
 
 .PHONY: test-kernels-full

@@ -60,12 +60,15 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "."),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "pause": Binary("pause", "."),
+    "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr", "kube-router")
 ADDONS = ("coredns", "crane", "pause", "helm")
 HOLLOW = ("kubemark",)
+# What tests speak to, outside of any cluster.
+PEERS = ("versitygw",)
 
 
 def folder_key(folder: str, root: Path = GO_FOLDER) -> str:

@@ -94,7 +94,7 @@ async def judge(server: Scripted, trust: Path | None, asked: Verification = BY_K
     except FetchError as error:
         return str(error)
     assert report is not None
-    return report.message if report.verified else f"{report.reason}: {report.message}"
+    return report.message if report.verified else f"told, {report.reason}: {report.message}"
 
 
 async def test_a_key_in_both_of_cosigns_forms(scripted: Start, trust: Path) -> None:
@@ -230,9 +230,9 @@ async def test_a_warning_blocks_nothing_and_says_why(scripted: Start, trust: Pat
     (trust / "release.pub").write_bytes(spki(new_key(), Encoding.PEM))
     warn = Verification(SignaturePolicy.WARN, key_ref="release")
     server = await scripted()
-    assert (await judge(server, trust, warn)).startswith("SignatureMissing: the artifact must be signed")
+    assert (await judge(server, trust, warn)).startswith("told, SignatureMissing: the artifact must be")
     server.routes[f"/v2/acme/tone/referrers/{DIGEST}"] = Answer(500)
-    assert (await judge(server, trust, warn)).startswith("SourceUnavailable: ")
+    assert (await judge(server, trust, warn)).startswith("told, SourceUnavailable: ")
 
 
 async def test_a_registry_that_cannot_be_asked_is_no_unsigned_artifact(scripted: Start, trust: Path) -> None:

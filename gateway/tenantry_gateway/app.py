@@ -28,6 +28,7 @@ from .state import State
 log = logging.getLogger(__name__)
 MODELS = "/v1/models"
 USAGE = "/v1/usage"
+ROLLOUTS = names.ROLLOUT_METRICS_PATH
 
 
 class Api:
@@ -138,7 +139,7 @@ class Parts(Protocol):
 
 
 class Health:
-    """Routes of the cluster's port: /healthz, /readyz, /metrics."""
+    """Routes of the cluster's port: /healthz, /readyz, /metrics, /metrics/rollouts."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -158,7 +159,14 @@ class Health:
             await respond(send, 503 if reason else 200, {}, f"{reason or 'ok'}\n".encode(), "text/plain")
         elif path == "/metrics":
             self._refresh()
-            await respond(send, 200, {}, generate_latest(self._parts.metrics.registry), CONTENT_TYPE_LATEST)
+            metrics = self._parts.metrics
+            text = generate_latest(metrics.registry) + generate_latest(metrics.rollouts.registry)
+            await respond(send, 200, {}, text, CONTENT_TYPE_LATEST)
+        elif path == ROLLOUTS:
+            # Served names are public in answers; nothing else stands here.
+            self._parts.metrics.rollouts.forget_others(self._parts.state.tenants.values())
+            text = generate_latest(self._parts.metrics.rollouts.registry)
+            await respond(send, 200, {}, text, CONTENT_TYPE_LATEST)
         else:
             await respond(send, 404, {}, b"not found\n", "text/plain")
 
@@ -175,3 +183,4 @@ class Health:
         metrics.rejected_objects.set(parts.state.rejected)
         metrics.ledger_failures.set(parts.ledger.failures)
         metrics.state_ready.set(parts.state.ready)
+        metrics.rollouts.forget_others(parts.state.tenants.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from .rollouts import Rollouts
+
 MAX_TENANTS = 1000
 OTHER = "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -14,6 +16,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.rollouts = Rollouts()
         self._tenants: set[str] = set()
         self.requests = Counter(
             "tenantry_gateway_requests",

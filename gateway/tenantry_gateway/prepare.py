@@ -7,7 +7,7 @@ counts exactly, with its own tokenizer; when no engine can, the bound stands.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tenantry.api.tenant import EffectiveLimits
@@ -20,7 +20,7 @@ from .limits import month_of
 from .prompt import compose
 from .record import Record
 from .replicas import Replicas
-from .routing import choose_lane, choose_replica, choose_target, find_model
+from .routing import choose_lane, choose_replica, choose_target, find_model, session_of
 from .state import Lane, Pool, Target, Tenant
 
 CHAT = "/v1/chat/completions"
@@ -89,7 +89,7 @@ class Preparer:
             limits,
             request,
             compose(tenant.prompt, request.messages),
-            request.user or record.id,
+            session_of(record.conversation, request, record.id),
             "messages" if chat else "prompt",
         )
         tokens = input_bound(request, asked.messages)
@@ -164,6 +164,9 @@ class Preparer:
         route = self._target(asked, model.name, canary, tokens)
         if self._dispatcher.servable(route.pool, route.lane, route.target):
             return route
+        stable = replace(route, target=model.targets[0])
+        if not canary and self._dispatcher.servable(stable.pool, stable.lane, stable.target):
+            return stable  # a new version that replicas lost for a moment costs nobody an answer
         if model.fallback is not None and model.fallback in asked.tenant.models:
             other = self._target(asked, model.fallback, False, tokens)
             if self._dispatcher.servable(other.pool, other.lane, other.target):

@@ -24,6 +24,7 @@ class Record:
     route: str
     client: str
     client_request_id: str
+    conversation: str = ""
     id: str = field(default_factory=uuid7)
     started: float = field(default_factory=time.monotonic)
     arrived_at: float = field(default_factory=time.time)
@@ -133,6 +134,14 @@ class Record:
             metrics.duration.labels(*labels).observe(time.monotonic() - self.started)
             if self.first_byte is not None:
                 metrics.first_token.labels(*labels).observe(self.first_byte)
+            if self.attempts:
+                metrics.rollouts.ended(
+                    self.ticket.tenant,
+                    self.ticket.target.served_name,
+                    self.outcome,
+                    first_byte=self.first_byte,
+                    seconds=time.monotonic() - self.started,
+                )
         audit.info(
             "request",
             extra={

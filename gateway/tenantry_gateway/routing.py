@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tenantry.api.tenant import LanePreference
 
+from .body import Request
 from .errors import ApiError, invalid, model_not_found
 from .state import Lane, Model, Pool, Target, Tenant
 
@@ -34,16 +35,45 @@ def find_model(tenant: Tenant, alias: str) -> tuple[Model, bool]:
     return model, canary
 
 
+def session_of(conversation: str, request: Request, request_id: str) -> str:
+    """What a conversation is known by over all of its requests: the client's word for it, else how it began.
+
+    A later turn repeats the first message, and instructions are often the same in all conversations: so the first
+    message of the user counts, of a plain prompt its first line.
+    """
+    if conversation:
+        return f"conversation/{conversation}"
+    if request.user:
+        return f"user/{request.user}"
+    for message in request.messages:
+        if message["role"] == "user":
+            return f"message/{_text(message.get('content'))}"
+    for prompt in request.prompts:
+        line = prompt.lstrip().partition("\n")[0]
+        if line:
+            return f"message/{line}"
+    return f"request/{request_id}"
+
+
+def _text(content: Any) -> str:
+    """A message's content, in one of its two forms."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part["text"]) for part in content or [])
+
+
 def choose_target(model: Model, canary: bool, tenant_uid: str, session: str) -> Target:
-    """The served name: by weight, and always the same for the same session (the client's `user`, else the request)."""
+    """The served name: by weight, and the same for a session as long as the canary's weight does not fall.
+
+    The canary's own name is part of the draw, so that not always the same sessions try what is new.
+    """
+    if len(model.targets) < 2:
+        return model.targets[0]
+    stable, second = model.targets[0], model.targets[1]
     if canary:
-        return model.targets[1]
-    point = int.from_bytes(hashlib.sha256(f"{tenant_uid}/{session}".encode()).digest()[:8], "big") % 100
-    for target in reversed(model.targets):
-        if point < target.weight:
-            return target
-        point -= target.weight
-    return model.targets[0]
+        return second
+    drawn = hashlib.sha256(f"{tenant_uid}/{second.served_name}/{session}".encode()).digest()
+    return second if int.from_bytes(drawn[:8], "big") % 100 < second.weight else stable
 
 
 def choose_lane(preference: LanePreference, pool: Pool, input_tokens: int, content: str) -> Lane:

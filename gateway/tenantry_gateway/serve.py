@@ -52,6 +52,7 @@ class Completions:
             route=scope["path"],
             client=client_address(peer, scope["headers"], self._settings.trusted_proxies),
             client_request_id=_label(header(scope, b"x-request-id")),
+            conversation=_label(header(scope, names.CONVERSATION_HEADER.encode())),
         )
         try:
             await self._handle(record, scope, receive, send)

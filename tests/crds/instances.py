@@ -141,13 +141,22 @@ def _mend_pool(draw: Draw, spec: Object) -> None:
 
 def _mend_adapter(draw: Draw, spec: Object) -> None:
     listed = [entry["version"] for entry in spec["versions"]]
+    spec["channels"][0]["name"] = "stable"
+    spec["channels"] = list({channel["name"]: channel for channel in spec["channels"]}.values())
     for channel in spec["channels"]:
         channel["version"] = draw(st.sampled_from(listed))
+        if channel["name"] == "stable":
+            channel.pop("weight", None)
     verification = spec.get("verification")
     if verification is not None and "identities" not in verification:
         verification["keyRef"] = "release"
     elif verification is not None:
         verification.pop("keyRef", None)
+    rollout = spec.get("rollout", {})
+    if "steps" in rollout:
+        rollout["steps"].sort(key=lambda step: step["weight"])
+    if not rollout.get("steps"):
+        rollout.pop("analysis", None)
 
 
 _MEND = {

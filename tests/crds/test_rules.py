@@ -48,6 +48,8 @@ def _at(number: str) -> Object:
 
 def _verified(**fields: Any) -> Object:
     return adapter("a-verified", verification=fields)
+_STABLE = {"name": "stable", "version": "1.0.0"}
+_ERRORS = {"metric": "ErrorsPerThousand", "threshold": 10}
 
 
 def _isolated(**fields: Any) -> Object:
@@ -85,6 +87,9 @@ TAKEN: list[tuple[str, Object]] = [
     ("tolerations", _tolerating(key="gpu", operator="Exists")),
     ("adapter", adapter("a-small")),
     ("longest adapter name", adapter("a" * 63)),
+    ("canary", adapter("a-can", channels=[_STABLE, {"name": "canary", "version": "1.0.0", "weight": 100}])),
+    ("steps", adapter("a-steps", rollout={"steps": [{"weight": 5}, {"weight": 5}], "analysis": [_ERRORS]})),
+    ("no steps", adapter("a-no", rollout={"steps": [], "analysis": []})),
     ("pre-release", _at("1.0.0-rc.1")),
     ("source by digest", adapter("a-dig", versions=[version("1.0.0", source=f"oci://r.example/a/b@{DIGEST}")])),
     ("a bucket", adapter("a-s3", versions=[version("1.0.0", source="s3://s3.example:9000/models/Tone/1.0.0")])),
@@ -171,6 +176,12 @@ REFUSED: list[tuple[str, Object]] = [
     ("Unsupported value", _verified(policy="Maybe", keyRef="a")),
     ("`channels[].version` must be one of", adapter("x", channels=[{"name": "stable", "version": "2.0.0"}])),
     ("duplicate entries for key", adapter("x", versions=[version("1.0.0"), version("1.0.0")])),
+    ("`channels` must hold the channel `stable`", adapter("x", channels=[{"name": "canary", "version": "1.0.0"}])),
+    ("`weight` must be absent from", adapter("x", channels=[{"name": "stable", "version": "1.0.0", "weight": 5}])),
+    ("`steps[].weight` must not fall", adapter("x", rollout={"steps": [{"weight": 50}, {"weight": 10}]})),
+    ("`analysis` must stand beside `steps`", adapter("x", rollout={"analysis": [_ERRORS]})),
+    ("duplicate entries for key", adapter("x", rollout={"steps": [{"weight": 5}], "analysis": [_ERRORS, _ERRORS]})),
+    ("Unsupported value", adapter("x", channels=[{"name": "beta", "version": "1.0.0"}])),
     ("`tenantRef` must be a DNS name", adapter("x", tenantRef="A")),
 ]  # fmt: skip
 

@@ -453,6 +453,49 @@ def test_an_adapters_life_over_the_admin_port(signed: Signed, tiny: world.TinyMo
     assert signed.ask(one["name"], digest).status_code == 404
 
 
+def test_a_smoke_request_runs_an_adapter_for_the_operator_alone(
+    signed: Signed, tiny: world.TinyModel
+) -> None:
+    folder = tiny.adapter("one", 61, r=8, target_modules="all-linear")
+    one = {"name": "acme-ml.tone--1.0.0-abc", "digest": folder_digest(folder), "tenant": "u-1"}
+
+    def smoke(issuer: str = OPERATOR, **changes: str) -> tuple[int, Any]:
+        answer = signed.admin("POST", "/admin/v1/smoke", issuer, json.dumps({**one, **changes}).encode())
+        return answer.status_code, answer.json()
+
+    signed.declare(one)
+    assert smoke()[0] == 404, "its bytes are not here yet"
+    assert signed.push(folder).status_code == 201
+    assert smoke() == (200, {"tokens": 2})
+    assert smoke(GATEWAY)[0] == 401
+    for changes in ({"digest": "sha256:" + "0" * 64}, {"tenant": "u-2"}, {"name": "acme-ml.other"}):
+        assert smoke(**changes)[0] == 404
+    assert smoke(name="")[0] == 400
+    world.wait_for(signed.served.idle)
+    assert signed.ask(one["name"], one["digest"]).status_code == 200
+
+
+def test_weights_that_are_no_numbers_fail_the_smoke_request(signed: Signed, tiny: world.TinyModel) -> None:
+    folder = tiny.adapter("nan", 62, r=8, target_modules="all-linear")
+    poison(folder)
+    one = {"name": "acme-ml.nan--1.0.0-abc", "digest": folder_digest(folder), "tenant": "u-1"}
+    signed.declare(one)
+    assert signed.push(folder).status_code == 201
+    answer = signed.admin("POST", "/admin/v1/smoke", OPERATOR, json.dumps(one).encode())
+    assert (answer.status_code, answer.json()["error"]["code"]) in (
+        (422, "smoke_failed"),
+        (404, "model_not_found"),
+    )
+
+
+def poison(folder: Path) -> None:
+    """Make every weight NaN."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    save_file({name: tensor * float("nan") for name, tensor in load_file(path).items()}, path)
+
+
 def test_an_adapter_that_does_not_fit_fails_with_its_reason(
     signed: Signed, tiny: world.TinyModel, tmp_path: Path
 ) -> None:

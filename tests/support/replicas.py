@@ -1,4 +1,4 @@
-"""Engine replicas and a fetcher that answer over HTTP as the wire reference says, and fail when a test says so.
+"""Engine replicas, a fetcher and a gateway's metrics over HTTP, as the wire reference has them; they fail on demand.
 
 The real engine and fetcher are tested in rooms of their own; these exist to inject faults.
 """
@@ -26,6 +26,18 @@ class Engine:
     drained: bool = False
     down: bool = False
     declared: list[list[str]] = field(default_factory=list)
+    smoked: list[str] = field(default_factory=list)
+    dumb: dict[str, int] = field(default_factory=dict)
+
+    def smoke(self, body: Wire) -> web.Response:
+        """Digests in `dumb` are answered with their status."""
+        entry = self.adapters.get(body["name"])
+        if entry is None or entry["digest"] not in self.blobs or entry["tenant"] != body["tenant"]:
+            return error(404, "model_not_found")
+        if body["digest"] in self.dumb:
+            return error(self.dumb[body["digest"]], "smoke_failed")
+        self.smoked.append(body["name"])
+        return web.json_response({"tokens": 2})
 
     def declare(self, body: Wire) -> web.Response:
         fence = (body["fence"]["epoch"], body["fence"]["counter"])
@@ -76,12 +88,15 @@ class Fleet:
     ranks: dict[str, int] = field(default_factory=dict)
     signatures: dict[str, Wire] = field(default_factory=dict)
     transfers: list[Wire] = field(default_factory=list)
+    gateway: str = ""
+    broken_gateway: bool = False
     port: int = 0
 
     async def start(self) -> web.AppRunner:
         app = web.Application()
         app.router.add_route("*", "/{pod}/admin/v1/{call}", self._admin)
         app.router.add_post("/fetcher/v1/transfers", self._transfer)
+        app.router.add_get("/gateway/metrics/rollouts", self._metrics)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -91,6 +106,10 @@ class Fleet:
 
     def url(self, pod: str) -> str:
         return f"http://127.0.0.1:{self.port}/{pod}"
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """What the one gateway tells."""
+        return error(500, "broken") if self.broken_gateway else web.Response(text=self.gateway)
 
     async def _admin(self, request: web.Request) -> web.Response:
         assert request.headers["authorization"].startswith("Bearer ")
@@ -103,6 +122,8 @@ class Fleet:
         if request.match_info["call"] == "drain":
             engine.drained = True
             return web.json_response({})
+        if request.match_info["call"] == "smoke":
+            return engine.smoke(await request.json())
         return engine.declare(await request.json()) if request.method == "PUT" else engine.report()
 
     async def _transfer(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,22 @@ from tenantry_engine.identity import FETCHER, GATEWAY, OPERATOR, Verifier
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.server.http import authorize, guarded, json_response, read_body
 from tenantry_engine.server.metrics import Metrics
-from tenantry_engine.server.schemas import DeclareBody, parse
+from tenantry_engine.server.schemas import DeclareBody, SmokeBody, parse
 
 
 class Admin:
     """The application of the admin port. `verifier` None = `--dev-open`."""
 
-    def __init__(self, engine: EngineLink, verifier: Verifier | None, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engine: EngineLink,
+        verifier: Verifier | None,
+        metrics: Metrics,
+        smoke: Callable[[str, str, str], Awaitable[int]],
+    ) -> None:
+        """`smoke` runs (served name, digest, tenant's uid) on a short prompt."""
         self._engine = engine
+        self._smoke_test = smoke
         self._verifier = verifier
         self._metrics = metrics
         self._store = BlobStore(Path(engine.facts.data_dir))
@@ -36,6 +45,7 @@ class Admin:
                 Route("/admin/v1/adapters", guarded(self._put_adapters), methods=["PUT"]),
                 Route("/admin/v1/adapters", guarded(self._get_adapters), methods=["GET"]),
                 Route("/admin/v1/blobs/{digest}", guarded(self._put_blob), methods=["PUT"]),
+                Route("/admin/v1/smoke", guarded(self._smoke), methods=["POST"]),
                 Route("/admin/v1/load", guarded(self._load), methods=["GET"]),
                 Route("/admin/v1/drain", guarded(self._drain), methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
@@ -89,6 +99,12 @@ class Admin:
                 ) from error
         await self._engine.ask("stored", digest=digest)  # and checked against the base model
         return json_response({"digest": digest, "stored": True}, 201)
+
+    async def _smoke(self, request: Request) -> Response:
+        raw = await read_body(request)
+        authorize(self._verifier, request, {OPERATOR}, raw)
+        body = parse(SmokeBody, raw)
+        return json_response({"tokens": await self._smoke_test(body.name, body.digest, body.tenant)})
 
     async def _load(self, request: Request) -> Response:
         authorize(self._verifier, request, {GATEWAY})

@@ -36,4 +36,4 @@ class Front:
         metrics = Metrics(link.model_name)
         link.observer = metrics.step
         serving = Serving(link, tokenizer, Defaults.of(model), verifier, metrics, adapters=adapters)
-        return cls(link, serving, Admin(link, verifier, metrics))
+        return cls(link, serving, Admin(link, verifier, metrics, serving.smoke))

@@ -139,6 +139,14 @@ class DeclareBody(Strict):
     adapters: list[AdapterBody]
 
 
+class SmokeBody(Strict):
+    """`POST /admin/v1/smoke`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    digest: Annotated[str, Field(max_length=71)]
+    tenant: Annotated[str, Field(max_length=64)]
+
+
 def parse(kind: type[M], raw: bytes) -> M:
     """The body as `kind`. Raises RequestError 400 that names the field. A field that is null counts as absent."""
     try:

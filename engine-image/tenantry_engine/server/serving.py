@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -41,13 +43,15 @@ from tenantry_engine.server.schemas import (
     parse,
 )
 from tenantry_engine.server.structure import Constraint, ToolUse, constraint, named, tool_use
-from tenantry_engine.server.text import Choice
+from tenantry_engine.server.text import Choice, Form
 from tenantry_engine.server.tools import Reader, find_format
 from tenantry_engine.server.vllm_lora import LoraEndpoints
 from tenantry_engine.tokenizer import Tokenizer
 
 _DEVELOPER = "dev"
 """The one tenant of `--dev-open`."""
+SMOKE_SECONDS = 8.0
+SMOKE_PROMPT = "Hello"
 
 
 class Serving:
@@ -90,6 +94,36 @@ class Serving:
     def in_flight(self) -> int:
         """Sequences whose clients wait."""
         return len(self._live)
+
+    async def smoke(self, served: str, digest: str, uid: str) -> int:
+        """Run the adapter on a short prompt, past no limit of its tenant; how many tokens came.
+
+        Raises RequestError: it is not served here, nothing came in time, or what came is no number.
+        """
+        prompt = await self._prompts.text(SMOKE_PROMPT)
+        sampling = Sampling(temperature=0.0, max_tokens=2, logprobs=0)
+        sequence = Sequence(f"smoke-{uuid.uuid4().hex}", uid, prompt, sampling, served)
+        choice = Choice(0, self._tokenizer, Form())
+        shape = Shape(False, True, self._tokenizer)
+        answer = Answer(uuid.uuid4().hex, served, shape, len(prompt), [choice], per_prompt=1)
+        flight = Flight(self._engine, self._live, self._metrics, answer, [sequence])
+        try:
+            async with asyncio.timeout(SMOKE_SECONDS):
+                await self._engine.submit([sequence], digest, uid)
+                await flight.rest()
+        except TimeoutError as error:
+            raise RequestError(
+                f"the adapter gave no answer within {SMOKE_SECONDS:.0f} s", status=503, code="smoke_late"
+            ) from error
+        finally:
+            flight.close()
+        scores = [scored.scores for scored in choice.whole.scored if scored.scores is not None]
+        if not all(math.isfinite(score.logprob) for score in scores):
+            raise RequestError(
+                "the adapter's answer has no probabilities: its weights must be finite",
+                status=422, code="smoke_failed",
+            )  # fmt: skip
+        return choice.tokens
 
     def _dispatch(self, events: list[Happened]) -> None:
         for event in events:

@@ -111,9 +111,13 @@ ADAPTER: Final = Kind(
         Column("Tenant", ".spec.tenantRef", "The tenant that it belongs to"),
         _READY,
         _REASON,
-        Column("Desired", ".spec.channels[0].version", "The version that is asked for"),
+        Column("Desired", '.spec.channels[?(@.name=="stable")].version', "The version that is asked for"),
         Column("Active", ".status.channels[0].activeVersion", "The version that is served"),
+        Column("Rollout", ".status.rollout.phase", "Where the last rollout stands"),
         _AGE,
+        Column(
+            "Weight", ".status.rollout.weight", "Percent that the new version answers", "integer", wide=True
+        ),
         Column("Loaded", ".status.channels[0].replicasLoaded", "Replicas that have it", "integer", wide=True),
         Column("Replicas", ".status.channels[0].replicas", "Replicas that need it", "integer", wide=True),
         Column("Digest", ".status.channels[0].activeDigest", "What is served", wide=True),

@@ -27,6 +27,10 @@ METRICS_PORT: Final = 9090
 IDENTITY_HEADER: Final = "x-tenantry-identity"
 SERVED_HEADER: Final = "x-tenantry-served"
 REQUEST_ID_HEADER: Final = "x-request-id"
+CONVERSATION_HEADER: Final = "x-tenantry-conversation"
+
+GATEWAY_SERVICE: Final = "tenantry-gateway"
+ROLLOUT_METRICS_PATH: Final = "/metrics/rollouts"
 
 GATEWAY_ISSUER: Final = "tenantry-gateway"
 OPERATOR_ISSUER: Final = "tenantry-operator"

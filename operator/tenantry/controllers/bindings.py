@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tenantry.api import AdapterSpec, AdapterStatus, TenantSpec, names
+from tenantry.api.adapter import ChannelName
 from tenantry.api.tenant import TenantModel
 from tenantry.cluster import Key, Obj, is_deleting, key_of, uid_of
 from tenantry.desired.problems import SpecError
 from tenantry.desired.tenant import ADAPTER_TIERS
 from tenantry.engines import Identity, Pull, SignaturePolicy, Verification
 from tenantry.promotion import machine
-from tenantry.promotion.machine import Fault, Release
+from tenantry.promotion.machine import Fault, Memory, Release
 
 from .placements import routed_names
 from .world import Pool, World
@@ -86,8 +87,8 @@ def reference(model: TenantModel) -> Key | None:
     return None if ref is None else Key(ref.namespace, ref.name)
 
 
-def objection(world: World, adapter: Key, spec: AdapterSpec) -> Fault | None:
-    """What tenant, pool and the fetched bytes say against the desired version."""
+def objection(world: World, adapter: Key, spec: AdapterSpec, desired: Release | None) -> Fault | None:
+    """What tenant, pool and the fetched bytes say against a version; against all where there is none."""
     tenant = world.tenant(spec.tenant_ref)
     if tenant is None or is_deleting(tenant):
         return Fault("TenantNotFound", f"`tenantRef` must name a Tenant: there is no `{spec.tenant_ref}`")
@@ -96,7 +97,6 @@ def objection(world: World, adapter: Key, spec: AdapterSpec) -> Fault | None:
     except SpecError:
         return None
     refused = consent(spec.tenant_ref, tenant_spec, adapter, spec)
-    desired = machine.desired_release(spec)
     if refused is not None or desired is None:
         return refused
     for pool in pools_of(world, spec.tenant_ref, tenant_spec, adapter):
@@ -129,8 +129,14 @@ def pools_of(world: World, tenant: str, spec: TenantSpec, adapter: Key) -> Itera
 
 def declared(world: World, adapter: Obj, spec: AdapterSpec) -> tuple[Release, ...]:
     """The releases of an adapter that replicas must hold now."""
-    active, known = machine.resume(AdapterStatus.model_validate(adapter.get("status") or {}))
-    return machine.declaration(spec, active, known, objection(world, key_of(adapter), spec))
+    key = key_of(adapter)
+    stable, canary = (objection(world, key, spec, machine.wanted(spec, channel)) for channel in ChannelName)
+    return machine.declaration(spec, remembered(adapter), stable, canary)
+
+
+def remembered(adapter: Obj) -> Memory:
+    """What the adapter's stored status says of its promotion."""
+    return machine.recall(AdapterStatus.model_validate(adapter.get("status") or {}))
 
 
 def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
@@ -181,7 +187,7 @@ def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Want
         if found is None:
             continue
         adapter, adapter_spec = found
-        active = ((adapter.get("status") or {}).get("channels") or [{}])[0].get("activeDigest")
+        served_now = [release for release, _ in remembered(adapter).targets]
         for release in declared(world, adapter, adapter_spec):
             yield Wanted(
                 name=served(key, release),
@@ -190,5 +196,5 @@ def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Want
                 pull=pull(key, adapter_spec, release) if release.source else None,
                 adapter=key,
                 drain_seconds=adapter_spec.rollout.drain_seconds,
-                urgency=0 if release.digest == active else 1,
+                urgency=0 if any(release.same(other) for other in served_now) else 1,
             )

@@ -106,7 +106,7 @@ class ReplicaReconciler:
             del memory.last_needed[name]
             memory.drains.pop(name, None)
         requests = {name: entry.requests for name, entry in held.items()}
-        verdict = retire(unneeded, requests, memory.drains, now)
+        verdict = retire(unneeded, requests, memory.drains, now, self.world.retire_seconds)
         kept = {
             name: AdapterDeclaration(name, held[name].digest, held[name].tenant, held[name].pinned)
             for name in verdict.keep

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tenantry.api import AdapterStatus, Route, TenantSpec
+from tenantry.api import AdapterSpec, Route, TenantSpec
 from tenantry.api.pool import LaneName
-from tenantry.api.tenant import RouteModel, TenantModel
+from tenantry.api.tenant import RouteModel, RouteTarget, TenantModel
 from tenantry.cluster import Key, Obj
 from tenantry.desired import route
 from tenantry.desired.isolation import Observation
 from tenantry.desired.limits import effective_limits
-from tenantry.promotion import machine
 from tenantry.promotion.machine import Held
 
 from . import bindings, pods
@@ -48,7 +47,9 @@ def resolve(world: World, tenant: Obj, spec: TenantSpec, weight: int, placement:
     old = stored_route(tenant)
     served: dict[str, route.Served] = {}
     for model in spec.models:
-        target = _target(world, name, spec, model, placement) or _kept(world, name, spec, model.name, old)
+        target = _target(world, name, spec, model, placement, old=old) or _kept(
+            world, name, spec, model.name, old
+        )
         if target is not None:
             served[model.name] = target
     placed = {
@@ -101,7 +102,13 @@ def integrity(world: World, built: Route | None) -> Observation:
 
 
 def _target(
-    world: World, tenant: str, spec: TenantSpec, model: TenantModel, placement: Placement
+    world: World,
+    tenant: str,
+    spec: TenantSpec,
+    model: TenantModel,
+    placement: Placement,
+    *,
+    old: Route | None,
 ) -> route.Served | None:
     """What the placement's pool can serve under the alias right now."""
     pool = world.pool(placement.models.get(model.name, ""))
@@ -115,13 +122,28 @@ def _target(
     found = bindings.bound_adapter(world, tenant, spec, key)
     if found is None:
         return None
-    active, _ = machine.resume(AdapterStatus.model_validate(found[0].get("status") or {}))
-    if active is None:
+    targets = [
+        RouteTarget(served_name=bindings.served(key, release), digest=release.digest, weight=weight)
+        for release, weight in bindings.remembered(found[0]).targets
+    ]
+    if not targets or not _anywhere(world, pool, targets[0], ready):
         return None
-    served_name = bindings.served(key, active)
-    if not any(_held(world, pool, r, served_name, active.digest) is Held.LOADED for r in ready):
-        return None
-    return route.Served(pool.name, served_name, active.digest)
+    # What has traffic keeps it while nobody has been asked yet, as after a restart of this process.
+    before = _routed(old, model.name)
+    second = next(
+        (t for t in targets[1:] if t.served_name in before or _anywhere(world, pool, t, ready)), None
+    )
+    return route.Served(pool.name, targets[0].served_name, targets[0].digest, second)
+
+
+def _routed(old: Route | None, alias: str) -> set[str]:
+    """Served names that answer the alias by the stored route."""
+    models = old.models if old is not None else []
+    return {target.served_name for model in models if model.name == alias for target in model.targets}
+
+
+def _anywhere(world: World, pool: Pool, target: RouteTarget, replicas: list[str]) -> bool:
+    return any(_held(world, pool, r, target.served_name, target.digest) is Held.LOADED for r in replicas)
 
 
 def _kept(world: World, tenant: str, spec: TenantSpec, alias: str, old: Route | None) -> route.Served | None:
@@ -136,11 +158,23 @@ def _kept(world: World, tenant: str, spec: TenantSpec, alias: str, old: Route | 
         return None
     model = next(model for model in spec.models if model.name == alias)
     key = bindings.adapter_of(target.served_name) if target.digest else None
-    if key is not None and bindings.bound_adapter(world, tenant, spec, key) is None:
+    found = bindings.bound_adapter(world, tenant, spec, key) if key is not None else None
+    if key is not None and found is None:
         return None
     if key is None and model.adapter_ref is not None and target.digest:
         return None
-    return route.Served(before.pool, target.served_name, target.digest)
+    return route.Served(before.pool, target.served_name, target.digest, _second(before, key, found))
+
+
+def _second(before: RouteModel, key: Key | None, found: tuple[Obj, AdapterSpec] | None) -> RouteTarget | None:
+    """The other version of a kept route, as long as the adapter still shares the traffic between these two."""
+    if key is None or found is None:
+        return None
+    targets = bindings.remembered(found[0]).targets
+    names = [bindings.served(key, release) for release, _ in targets]
+    if len(targets) < 2 or names != [target.served_name for target in before.targets]:
+        return None
+    return RouteTarget(served_name=names[1], digest=targets[1][0].digest, weight=targets[1][1])
 
 
 def _exists(world: World, tenant: str, served_name: str, digest: str) -> bool:

@@ -30,6 +30,7 @@ from tenantry.desired.problems import Problem, SpecError
 from tenantry.engines import FetcherClient, Replica, TenantryDriver
 from tenantry.engines.base import EngineDriver
 from tenantry.engines.http import new_client
+from tenantry.promotion.retire import RETIRE_SECONDS
 from tenantry.runtime.controller import Setup
 
 from . import pods
@@ -112,6 +113,9 @@ class World:
         self.links = Links()
         self.driver: EngineDriver | None = None
         self.fetcher: FetcherClient | None = None
+        # Where gateways tell their metrics; None: wherever the endpoints of their Service are.
+        self.gateway_urls: list[str] | None = None
+        self.retire_seconds = RETIRE_SECONDS
         if setup.signer is not None:
             self.http: httpx.AsyncClient = new_client()
             self.driver = TenantryDriver(setup.signer, self.http)

@@ -38,6 +38,8 @@ class Served:
     pool: str
     name: str
     digest: str = ""
+    second: RouteTarget | None = None
+    """Another version that answers a part of the requests."""
 
 
 def lanes_for(preference: LanePreference, spec: AdapterPoolSpec) -> list[LaneName]:
@@ -72,10 +74,13 @@ def build(
 
 
 def _model(model: TenantModel, served: Served) -> RouteModel:
+    second = served.second
+    weight = 100 - (second.weight if second is not None else 0)
+    first = RouteTarget(served_name=served.name, digest=served.digest, weight=weight)
     return RouteModel(
         name=model.name,
         pool=served.pool,
-        targets=[RouteTarget(served_name=served.name, digest=served.digest)],
+        targets=[first] if second is None else [first, second],
         fallback=model.fallback,
     )
 

@@ -164,6 +164,10 @@ class EngineDriver(Protocol):
         """What the replica reports now. Changes nothing."""
         ...
 
+    async def smoke(self, replica: Replica, name: str, digest: str, tenant: str) -> None:
+        """Have the replica answer a short prompt under the served name, for the tenant's uid. Changes nothing."""
+        ...
+
     async def drain(self, replica: Replica) -> None:
         """Let running requests end and take no new ones."""
         ...

@@ -14,6 +14,7 @@ from .http import call
 
 ADAPTERS_PATH = "/admin/v1/adapters"
 DRAIN_PATH = "/admin/v1/drain"
+SMOKE_PATH = "/admin/v1/smoke"
 
 _REPORT: TypeAdapter[ReplicaReport] = TypeAdapter(ReplicaReport)
 _ANY: TypeAdapter[object] = TypeAdapter(object)
@@ -43,6 +44,20 @@ class TenantryDriver:
     async def observe(self, replica: Replica) -> ReplicaReport:
         """`GET /admin/v1/adapters`."""
         return await self._report("GET", replica, None)
+
+    async def smoke(self, replica: Replica, name: str, digest: str, tenant: str) -> None:
+        """`POST /admin/v1/smoke`."""
+        await call(
+            self._client,
+            self._signer,
+            method="POST",
+            base=replica.url,
+            path=SMOKE_PATH,
+            audience=replica.audience,
+            peer=replica.name,
+            answer=_ANY,
+            payload={"name": name, "digest": digest, "tenant": tenant},
+        )
 
     async def drain(self, replica: Replica) -> None:
         """`POST /admin/v1/drain`. Calling it again changes nothing."""

@@ -39,6 +39,7 @@ from tenantry.cluster import (
 from tenantry.controllers import World, controllers
 from tenantry.controllers.world import Pool
 from tenantry.engines import Replica
+from tenantry.promotion.retire import GRACE_SECONDS
 from tenantry.runtime.controller import Fence, Setup
 from tenantry.runtime.hub import Hub
 from tenantry.runtime.resync import Resync
@@ -97,6 +98,8 @@ class Operator:
         setup = Setup(client, hub.store, self.lab.config, recorder, signer, hub.enqueue, self._fence)
         self.world = LabWorld(setup)
         self.world.fleet = self.lab.fleet
+        self.world.retire_seconds = GRACE_SECONDS
+        self.world.gateway_urls = [f"http://127.0.0.1:{self.lab.fleet.port}/gateway"]
         self.hub = hub
         for controller in controllers(self.world):
             hub.register(controller)

@@ -112,3 +112,28 @@ def test_a_tenant_that_is_being_deleted_needs_nothing(world: World) -> None:
 @pytest.mark.parametrize("name", ["tiny", "ml.tone", "a--b", ""])
 def test_names_that_are_no_adapters(name: str) -> None:
     assert bindings.adapter_of(name) is None
+
+
+def test_a_version_that_takes_over_is_held_beside_the_one_it_follows(world: World) -> None:
+    adapter = dict(world.store.get(ADAPTER, bindings.Key("ml", "tone")) or {})
+    active = {"activeVersion": "1.0.0", "activeDigest": "sha256:" + "a" * 64, "activeRank": 8, "weight": 70}
+    rollout = {
+        "version": "2.0.0",
+        "digest": "sha256:" + "b" * 64,
+        "source": "oci://registry.example/x:1",
+        "rank": 8,
+        "revision": "0",
+        "attempt": 1,
+        "phase": "Shift",
+        "weight": 30,
+        "startedAt": "2026-01-01T00:00:00Z",
+        "stepStartedAt": "2026-01-01T00:00:00Z",
+    }
+    adapter["status"] = {"channels": [{"name": "stable", **active}], "rollout": rollout}
+    adapter["metadata"] = {**adapter["metadata"], "resourceVersion": "2"}
+    world.store.put(ADAPTER, adapter)
+    assert {name: entry.urgency for name, entry in wanted(world).items()} == {OLD: 0, NEW: 0}
+    adapter["status"] = {"channels": [{"name": "stable", **active}]}
+    adapter["metadata"] = {**adapter["metadata"], "resourceVersion": "3"}
+    world.store.put(ADAPTER, adapter)
+    assert wanted(world)[NEW].urgency == 1, "what has no traffic yet is cut first where a pool is full"

@@ -145,6 +145,10 @@ async def test_missing_then_pushed_then_served_then_gone(room: Room, actors: Act
     assert (await actors.settled(wanted.name)).rank == 8
     report = await actors.declare(wanted)
     assert report.serves(wanted.name, wanted.digest)
+    await actors.driver.smoke(room.replica, wanted.name, wanted.digest, "tenant-uid")
+    with pytest.raises(EngineError) as other:
+        await actors.driver.smoke(room.replica, wanted.name, wanted.digest, "another-uid")
+    assert (other.value.status, other.value.code) == (404, "model_not_found")
     await actors.push(folder)  # there already: nothing happens
     assert (await actors.declare()).adapters == ()
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tenantry.promotion.retire import GRACE_SECONDS, retire
+from tenantry.promotion.retire import RETIRE_SECONDS, retire
 
 NAMES = st.sampled_from(["a", "b", "c"])
 
 
 def test_grace_holds_even_without_requests_or_drain() -> None:
-    held = retire({"a": 100.0}, {}, {"a": 0.0}, 100.0 + GRACE_SECONDS - 1)
+    held = retire({"a": 100.0}, {}, {"a": 0.0}, 100.0 + RETIRE_SECONDS - 1)
     assert held.keep == {"a"}
     assert held.again_in == 1.0
-    assert retire({"a": 100.0}, {}, {}, 100.0 + GRACE_SECONDS).keep == frozenset()
+    assert retire({"a": 100.0}, {}, {}, 100.0 + RETIRE_SECONDS).keep == frozenset()
 
 
 def test_running_requests_hold_it_until_the_drain_ends() -> None:
     drains = {"a": 60.0}
-    assert retire({"a": 0.0}, {"a": 2}, drains, 30.0).keep == {"a"}
-    assert retire({"a": 0.0}, {"a": 0}, drains, 30.0).keep == frozenset()
+    assert retire({"a": 0.0}, {"a": 2}, drains, 40.0).keep == {"a"}
+    assert retire({"a": 0.0}, {"a": 0}, drains, 40.0).keep == frozenset()
     assert retire({"a": 0.0}, {"a": 2}, drains, 60.0).keep == frozenset()
 
 
@@ -36,4 +36,4 @@ def test_it_always_ends(
     assert (held.again_in is None) == (not held.keep)
     assert held.again_in is None or held.again_in > 0
     for name in held.keep:
-        assert now - last[name] < max(GRACE_SECONDS, drains.get(name, 0.0))
+        assert now - last[name] < max(RETIRE_SECONDS, drains.get(name, 0.0))

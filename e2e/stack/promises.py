@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .install import DEDICATED_NODE, PROBE_IMAGE, Stack
-from .kube import JsonObject, StackError, eventually, is_ready
+from .kube import JsonObject, StackError, condition, eventually, is_ready
 from .traffic import Answer, Steady, together
 
 
@@ -268,6 +268,10 @@ def _kill(stack: Stack, pod: str) -> None:
     stack.kube.run("delete", "pod", pod, "-n", stack.namespace, "--grace-period=0", "--force", "--wait=false")
 
 
+def _serves(pod: JsonObject) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
 def kill_engine(stack: Stack, pod: str) -> Death:
     """Kill one replica of the multi-LoRA pool; recovered when it serves its adapters again."""
     maple = stack.client("maple")
@@ -275,11 +279,10 @@ def kill_engine(stack: Stack, pod: str) -> Death:
 
     def back() -> bool:
         found = stack.kube.get("pod", pod, stack.namespace)
-        conditions = ((found or {}).get("status") or {}).get("conditions") or []
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
         return (
-            ready
-            and (found or {})["metadata"]["uid"] != before
+            found is not None
+            and _serves(found)
+            and found["metadata"]["uid"] != before
             and is_ready(stack.kube.get("tenant", "maple"))
         )
 
@@ -294,21 +297,23 @@ def kill_engine(stack: Stack, pod: str) -> Death:
 
 
 def kill_gateway(stack: Stack) -> Death:
-    """Kill every gateway pod; recovered when a client is answered again."""
+    """Kill every gateway pod; recovered when as many new ones are ready. The killed ones may answer a little longer."""
     cedar = stack.client("cedar")
-    label = "app.kubernetes.io/component=gateway"
+    where = ("-n", stack.namespace, "-l", "app.kubernetes.io/component=gateway")
+    before = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in stack.kube.find("pods", *where)}
+
+    def back() -> bool:
+        pods = stack.kube.find("pods", *where)
+        fresh = before.keys().isdisjoint(pod["metadata"]["uid"] for pod in pods)
+        return fresh and len(pods) >= len(before) and all(map(_serves, pods))
+
     with Steady(lambda: cedar.ask("chat", "hi", max_tokens=2), pause=0.5) as traffic:
         answered(traffic, 4)
-        for pod in stack.kube.find("pods", "-n", stack.namespace, "-l", label):
-            _kill(stack, pod["metadata"]["name"])
-        start = time.monotonic()
-        eventually(
-            "the gateway answers again",
-            lambda: any(when > start + 0.5 and answer.status == 200 for when, answer in traffic.answers),
-            seconds=120,
-            every=0.1,
-        )
-        recovered = time.monotonic() - start
+        for name in before.values():
+            _kill(stack, name)
+        recovered = eventually("the gateway is back", back, seconds=120)
+        answered(traffic, 2)
+        eventually("it answers", lambda: traffic.answers[-1][1].status == 200, seconds=30, every=0.1)
     return Death(
         traffic.outcomes, traffic.longest_gap(), recovered, cedar.ask("chat", "hi", max_tokens=2).status
     )

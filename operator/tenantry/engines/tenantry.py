@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import httpx
 from pydantic import TypeAdapter
@@ -16,6 +17,7 @@ ADAPTERS_PATH = "/admin/v1/adapters"
 DRAIN_PATH = "/admin/v1/drain"
 SMOKE_PATH = "/admin/v1/smoke"
 
+T = TypeVar("T")
 _REPORT: TypeAdapter[ReplicaReport] = TypeAdapter(ReplicaReport)
 _ANY: TypeAdapter[object] = TypeAdapter(object)
 
@@ -39,49 +41,32 @@ class TenantryDriver:
                 for a in sorted(adapters, key=lambda adapter: adapter.name)
             ],
         }
-        return await self._report("PUT", replica, payload)
+        return await self._call("PUT", replica, ADAPTERS_PATH, _REPORT, payload)
 
     async def observe(self, replica: Replica) -> ReplicaReport:
         """`GET /admin/v1/adapters`."""
-        return await self._report("GET", replica, None)
+        return await self._call("GET", replica, ADAPTERS_PATH, _REPORT, None)
 
     async def smoke(self, replica: Replica, name: str, digest: str, tenant: str) -> None:
         """`POST /admin/v1/smoke`."""
-        await call(
-            self._client,
-            self._signer,
-            method="POST",
-            base=replica.url,
-            path=SMOKE_PATH,
-            audience=replica.audience,
-            peer=replica.name,
-            answer=_ANY,
-            payload={"name": name, "digest": digest, "tenant": tenant},
-        )
+        payload = {"name": name, "digest": digest, "tenant": tenant}
+        await self._call("POST", replica, SMOKE_PATH, _ANY, payload)
 
     async def drain(self, replica: Replica) -> None:
         """`POST /admin/v1/drain`. Calling it again changes nothing."""
-        await call(
-            self._client,
-            self._signer,
-            method="POST",
-            base=replica.url,
-            path=DRAIN_PATH,
-            audience=replica.audience,
-            peer=replica.name,
-            answer=_ANY,
-            payload={},
-        )
+        await self._call("POST", replica, DRAIN_PATH, _ANY, {})
 
-    async def _report(self, method: str, replica: Replica, payload: object | None) -> ReplicaReport:
+    async def _call(
+        self, method: str, replica: Replica, path: str, answer: TypeAdapter[T], payload: object | None
+    ) -> T:
         return await call(
             self._client,
             self._signer,
             method=method,
             base=replica.url,
-            path=ADAPTERS_PATH,
+            path=path,
             audience=replica.audience,
             peer=replica.name,
-            answer=_REPORT,
+            answer=answer,
             payload=payload,
         )

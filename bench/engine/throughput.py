@@ -4,8 +4,10 @@ SmolLM2-135M in bf16, 16 concurrent requests of 64 tokens in and 48 out, over HT
 layers alone, by the engine's own kernels. transformers runs a static batch of 16 without HTTP, in bf16 and in fp32.
 Rounds are interleaved, and within a round Tenantry's own figures are taken twice, the second time in reverse order, so
 that a machine whose speed drifts does less harm; reported are medians, and the median of each round's ratio to its own
-base. Peers take minutes a round and vary little: they are part of the first two. The last line is JSON, also left in
-bench/results. `--peers` adds vLLM's CPU build, in an environment of its own (see vllm_peer.py), which takes long.
+base. Peers take minutes a round and vary little: they are part of the first two. What LoRA costs while nobody uses it
+is less than what two processes of one program differ by, by where their memory lies: it is taken before all else, over
+several starts of a replica with LoRA and one without. The last line is JSON, also left in bench/results. `--peers` adds
+vLLM's CPU build, in an environment of its own (see vllm_peer.py), which takes long.
 
     python bench/engine/throughput.py [--quick] [--rounds N] [--peers | --no-peers]
 """
@@ -53,6 +55,7 @@ PEERS = {"transformers": ("transformers fp32", "transformers bf16"), "vLLM": ("v
 PEER_ROUNDS = 2
 TIMES_PEER = {"transformers": 1.8, "vLLM": 3.0}
 UNUSED = 0.98  # of the base without LoRA, when LoRA is on and nobody uses it
+UNUSED_STARTS, UNUSED_PAIRS = 6, 4
 
 
 def main() -> None:
@@ -94,15 +97,12 @@ def measure(
         "--pool-bytes",
         str(2400 << 20),
     )
+    beside_none = unused(model, folder, arguments, 1 if quick else UNUSED_STARTS)
     with ExitStack() as stack:
         running = stack.enter_context(replica(model, folder / "data", *arguments, log=folder / "engine.log"))
         print((folder / "engine.log").read_text().splitlines()[0].split("INFO ")[-1], flush=True)
         contenders["floor"] = floor(model)
         contenders["base"] = lambda: ask(running, ["base"] * requests)
-        plain = stack.enter_context(
-            replica(model, folder / "data-plain", "--no-lora", *arguments[2:], log=folder / "plain.log")
-        )
-        contenders["base, LoRA off"] = lambda: ask(plain, ["base"] * requests)
         for count in AIMS:
             contenders[f"lora {count}"] = _lora(running, names[:count], max(requests, count), distinct)
         ours = list(contenders)
@@ -115,7 +115,6 @@ def measure(
             time.sleep(0.5)  # each adapter is checked once in the background
         # not counted: fills caches, loads every adapter into pages
         ask(running, ["base"] * CONCURRENT + names)
-        ask(plain, ["base"] * CONCURRENT)
         for number in range(rounds):
             got: dict[str, list[float]] = {}
             peers_too = contenders if number < PEER_ROUNDS else ours
@@ -129,7 +128,37 @@ def measure(
         name: statistics.median(value / base for value, base in zip(values, seen["base"], strict=False))
         for name, values in seen.items()
     }
-    return {"medians": medians, "of_base": of_base, "rounds": seen, "distinct_adapters_per_step": distinct}
+    return {
+        "medians": medians,
+        "of_base": of_base,
+        "rounds": seen,
+        "distinct_adapters_per_step": distinct,
+        "unused": beside_none,
+    }
+
+
+def unused(model: Path, folder: Path, arguments: tuple[str, ...], starts: int) -> list[list[float]]:
+    """Base requests with LoRA on, over those with LoRA off: the ratios of pairs of turns, by start of the two."""
+    found = []
+    for number in range(starts):
+        made: dict[str, Replica] = {}
+        ratios = []
+        with ExitStack() as stack:
+            for name in ("on", "off") if number % 2 == 0 else ("off", "on"):
+                own = arguments if name == "on" else ("--no-lora", *arguments[2:])
+                made[name] = stack.enter_context(replica(model, folder / f"unused-{name}-{number}", *own))
+            adapters = len(list(Path(arguments[1]).iterdir()))
+            while made["on"].metric("tenantry_engine_adapters", 'state="registered"') < adapters:
+                time.sleep(0.5)
+            for running in made.values():
+                ask(running, ["base"] * CONCURRENT)
+            for pair in range(UNUSED_PAIRS):
+                order = ("on", "off") if pair % 2 == 0 else ("off", "on")
+                rates = {name: ask(made[name], ["base"] * CONCURRENT) for name in order}
+                ratios.append(rates["on"] / rates["off"])
+        found.append(ratios)
+        print(f"start {number + 1}: LoRA on / off", *(f"{ratio:.3f}" for ratio in ratios), flush=True)
+    return found
 
 
 def ask(running: Server, served: list[str]) -> float:
@@ -234,14 +263,15 @@ def verdict(result: dict[str, Any], keep: bool) -> int:
         print(f"{name:40s}{value:8.1f}{of_base[name]:9.2f}")
     for name, value in result["distinct_adapters_per_step"].items():
         print(f"{name}: {value:.1f} distinct adapters in a step")
-    ours = {name: medians[name] for name in ("floor", "base", "base, LoRA off", *(f"lora {n}" for n in AIMS))}
+    ours = {name: medians[name] for name in ("floor", "base", *(f"lora {n}" for n in AIMS))}
     figures = {f"{name} tok/s": round(value, 1) for name, value in ours.items()}
     figures |= {f"lora {n} / base": round(of_base[f"lora {n}"], 3) for n in AIMS}
     figures["base / floor"] = round(1 / of_base["floor"], 3)
     peers = {f"{name} tok/s": round(value, 1) for name, value in medians.items() if name not in ours}
     ranges: dict[str, report.Bounds] = {f"lora {n} / base": (aim, None) for n, aim in AIMS.items()}
     ranges["base / floor"] = (BASE_OF_FLOOR, 1.0)
-    figures["base / base, LoRA off"] = round(1 / of_base["base, LoRA off"], 3)
+    every = [ratio for ratios in result["unused"] for ratio in ratios]
+    figures["base / base, LoRA off"] = round(statistics.median(every), 3)
     ranges["base / base, LoRA off"] = (UNUSED, None)
     for peer, names in PEERS.items():
         static = [of_base[name] for name in names if name in of_base]
@@ -251,7 +281,12 @@ def verdict(result: dict[str, Any], keep: bool) -> int:
     work = {"concurrent": CONCURRENT, "input": INPUT, "output": OUTPUT, "torch": torch.__version__}
     return report.finish(
         bench="engine/throughput", figures=figures, peers=peers, ranges=ranges, keep=keep,
-        details={**work, "rounds": result["rounds"], "distinct": result["distinct_adapters_per_step"]},
+        details={
+            **work,
+            "rounds": result["rounds"],
+            "distinct": result["distinct_adapters_per_step"],
+            "unused": result["unused"],
+        },
     )  # fmt: skip
 
 

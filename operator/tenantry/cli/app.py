@@ -131,11 +131,15 @@ def plan(
     config: Annotated[
         Path | None, typer.Option(help="The operator's configuration file; needed for Tenants.")
     ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Reckon with what the cluster of KUBECONFIG holds; reads only.")
+    ] = False,
 ) -> None:
-    """Print what the operator would apply for a file. Needs no cluster."""
+    """Print what the operator would apply for a file, and why each tenant gets its place. Needs no cluster."""
     from .plan import run
+    from .status import Cluster
 
-    typer.echo(run(file, config), nl=False)
+    typer.echo(run(file, config, Cluster() if cluster else None), nl=False)
 
 
 Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the Tenant.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -19,9 +19,12 @@ from tenantry.api.tenant import TenantSpec
 from tenantry.desired import engine, namespace, network, quota
 from tenantry.desired.objects import Obj
 from tenantry.desired.tenant import cluster_ranges, derived_pool, tenant_problems
-from tenantry.placement.pools import Candidate, PoolWish, choose
 
 from .errors import CliError, first_problem, read_text
+from .placed import Fleet
+
+if TYPE_CHECKING:
+    from .status import Cluster
 
 M = TypeVar("M", bound=Model)
 
@@ -42,9 +45,9 @@ class Plan:
         return head + "".join(f"---\n{document}" for document in documents)
 
 
-def run(file: Path, config: Path | None) -> str:
+def run(file: Path, config: Path | None, cluster: Cluster | None = None) -> str:
     """The whole command. Raises CliError."""
-    return plan(read_text(file, "file"), None if config is None else load_config(config)).text()
+    return plan(read_text(file, "file"), None if config is None else load_config(config), cluster).text()
 
 
 def load_config(path: Path) -> OperatorConfig:
@@ -57,21 +60,25 @@ def load_config(path: Path) -> OperatorConfig:
         raise CliError(f"configuration `{path}` must be YAML: {str(error).splitlines()[0]}") from error
 
 
-def plan(text: str, config: OperatorConfig | None) -> Plan:
-    """Plan every Tenantry object of a text with YAML documents. Raises CliError."""
+def plan(text: str, config: OperatorConfig | None, cluster: Cluster | None = None) -> Plan:
+    """Plan every Tenantry object of a text with YAML documents; among what `cluster` holds, if given.
+
+    Raises CliError.
+    """
     result = Plan()
     documents = list(_documents(text))
     pools = {
         name: _spec(AdapterPoolSpec, document)
         for name, document in ((_name(d), d) for d in documents if d["kind"] == "AdapterPool")
     }
+    fleet = Fleet.offline(pools) if cluster is None else Fleet.live(pools, cluster)
     for document in documents:
         name = _name(document)
         match document["kind"]:
             case "AdapterPool":
                 _plan_pool(result, name, pools[name], config)
             case "Tenant":
-                _plan_tenant(result, name, _spec(TenantSpec, document), pools, config)
+                _plan_tenant(result, name, _spec(TenantSpec, document), fleet, config)
             case "Adapter":
                 _plan_adapter(result, document)
             case kind:
@@ -108,7 +115,7 @@ def _plan_tenant(
     result: Plan,
     name: str,
     spec: TenantSpec,
-    pools: dict[str, AdapterPoolSpec],
+    fleet: Fleet,
     config: OperatorConfig | None,
 ) -> None:
     if config is None:
@@ -123,24 +130,13 @@ def _plan_tenant(
     elif spec.tier.dedicated:
         _plan_dedicated(result, name, spec, config)
     else:
-        _plan_shared(result, name, spec, pools)
+        _plan_shared(result, name, spec, fleet, config)
 
 
-def _plan_shared(result: Plan, name: str, spec: TenantSpec, pools: dict[str, AdapterPoolSpec]) -> None:
+def _plan_shared(result: Plan, name: str, spec: TenantSpec, fleet: Fleet, config: OperatorConfig) -> None:
     """A shared tenant owns no object: what it gets is a place."""
-    candidates = [
-        Candidate(pool, pool_spec, sum(lane.replicas.min for lane in pool_spec.lanes))
-        for pool, pool_spec in sorted(pools.items())
-    ]
-    for model in spec.models:
-        wish = PoolWish(spec.tier, model.base_model, model.adapter_ref is not None, model.pool_ref)
-        choice = choose(wish, candidates, None)
-        where = (
-            f"pool {choice.pool} ({choice.reason})"
-            if choice.pool
-            else f"no pool of this file: {choice.reason}"
-        )
-        result.notes.append(f"Tenant {name}: model {model.name} on {where}")
+    weight = spec.weight if spec.weight is not None else config.tiers[spec.tier].weight
+    result.notes += fleet.explain(name, spec, weight)
 
 
 def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorConfig) -> None:
@@ -151,6 +147,10 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
     result.notes.append(
         f"Tenant {name}: claims {isolation.nodes} node(s) labelled {names.CLAIMABLE_LABEL}=true"
         f"{' with ' + ', '.join(wishes) if wishes else ''}; owns namespace {where}"
+    )
+    result.notes.append(
+        f"Tenant {name}: runs on every replica of its own pool {names.dedicated_pool(name)}: "
+        f"tier {spec.tier.value} shares none"
     )
     assert spec.dedicated is not None
     pool = derived_pool(name, spec, config.pool_templates[spec.dedicated.pool_template_ref])

@@ -13,6 +13,7 @@ from .table import table
 
 Obj = dict[str, Any]
 
+PAGE = 500
 ABNORMAL_WHEN_TRUE = ("Stalled", "Reconciling", "Degraded", "RolledBack", "Suspended")
 
 
@@ -45,6 +46,20 @@ class Cluster:
         return self._maybe(
             lambda: self._api.get_namespaced_custom_object(GROUP, VERSION, namespace, "adapters", name)
         )
+
+    def all(self, plural: str) -> list[Obj]:
+        """Every object of a kind of ours, over all namespaces. Raises CliError."""
+        found: list[Obj] = []
+        more: str | None = None
+        while more is None or more:
+            page = {"limit": PAGE, **({"_continue": more} if more else {})}
+            answer = self._call(
+                f"`{plural}.{GROUP}`",
+                lambda page=page: self._api.list_cluster_custom_object(GROUP, VERSION, plural, **page),
+            )
+            found += answer["items"]
+            more = str(answer["metadata"].get("continue") or "")
+        return found
 
     def _maybe(self, get: Any) -> Obj | None:
         try:

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tenantry.api import names
 from tenantry.api.pool import LaneName
 from tenantry.cluster import TENANT, Key, Obj
-from tenantry.placement.replicas import Load
+from tenantry.engines import ReplicaReport
+from tenantry.placement.load import Load, count, without
+from tenantry.placement.standing import Standings
+from tenantry.placement.stored import NOWHERE, Placed, Placement, from_status
 from tenantry.runtime.store import Store
 
-
-@dataclass(frozen=True)
-class Placed:
-    """A tenant's place in one pool."""
-
-    weight: int
-    lanes: Mapping[LaneName, tuple[str, ...]]
-    reason: str = ""
-
-    @property
-    def replicas(self) -> tuple[str, ...]:
-        return tuple(sorted({replica for lane in self.lanes.values() for replica in lane}))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """`models` maps aliases to pools."""
-
-    models: Mapping[str, str] = field(default_factory=dict)
-    pools: Mapping[str, Placed] = field(default_factory=dict)
-
-
 _K = TypeVar("_K")
-NOWHERE = Placement()
 
 
 class Placements:
@@ -48,6 +26,9 @@ class Placements:
         self._loads: dict[tuple[str, LaneName], dict[str, Load]] = {}
         self._on_replica: dict[Key, set[str]] = {}
         self._on_pool: dict[str, set[str]] = {}
+        self._lanes: dict[tuple[str, LaneName], tuple[str, ...]] = {}
+        self.standings = Standings()
+        self.pins: dict[Key, tuple[ReplicaReport, Mapping[str, int]]] = {}
 
     def get(self, tenant: str) -> Placement:
         self._seed()
@@ -57,18 +38,35 @@ class Placements:
         self._seed()
         return frozenset(self._on_pool.get(pool, ()))
 
+    def count_on(self, pool: str, without: str) -> int:
+        """Tenants of a pool but one."""
+        self._seed()
+        found = self._on_pool.get(pool, ())
+        return len(found) - (without in found)
+
     def tenants_of(self, replica: Key) -> frozenset[str]:
         self._seed()
         return frozenset(self._on_replica.get(replica, ()))
 
-    def loads(self, pool: str, lane: LaneName, without: str) -> dict[str, Load]:
+    def loads(self, pool: str, lane: LaneName, without_tenant: str) -> dict[str, Load]:
         """What all tenants but one put on each replica of a lane."""
         self._seed()
-        loads = dict(self._loads.get((pool, lane), {}))
-        own = self._tenants.get(without, NOWHERE).pools.get(pool)
-        for replica in own.lanes.get(lane, ()) if own is not None else ():
-            loads[replica] = _plus(loads.get(replica, Load()), -own.weight, -1) if own is not None else Load()
-        return loads
+        loads = self._loads.get((pool, lane), {})
+        own = self._tenants.get(without_tenant, NOWHERE).pools.get(pool)
+        if own is None:
+            return dict(loads)
+        return without(loads, own.load, own.lanes.get(lane, ()))
+
+    def lane(self, pool: str, lane: LaneName, replicas: Iterable[str]) -> None:
+        """The replicas that a lane has now: one that is no more begins anew when it comes back."""
+        present = tuple(replicas)
+        before = self._lanes.get((pool, lane), ())
+        if present == before:
+            return
+        self._lanes[pool, lane] = present
+        for gone in set(before) - set(present):
+            self.standings.forget(Key(pool, gone))
+            self.pins.pop(Key(pool, gone), None)
 
     def assume(self, tenant: str, placement: Placement) -> frozenset[Key]:
         """Take a placement as done; the replicas that it adds or leaves."""
@@ -101,29 +99,9 @@ class Placements:
         for pool, placed in placement.pools.items():
             _member(self._on_pool, pool, tenant, sign)
             for lane, replicas in placed.lanes.items():
-                loads = self._loads.setdefault((pool, lane), {})
+                count(self._loads.setdefault((pool, lane), {}), placed.load, replicas, sign)
                 for replica in replicas:
-                    loads[replica] = _plus(loads.get(replica, Load()), sign * placed.weight, sign)
                     _member(self._on_replica, Key(pool, replica), tenant, sign)
-
-
-def from_status(tenant: Obj) -> Placement:
-    """The placement that a Tenant's status tells. Replicas carry their lane in their name."""
-    status = tenant.get("status") or {}
-    route = status.get("route") or {}
-    weight = int(route.get("weight", 1))
-    pools = {}
-    for entry in status.get("placement") or []:
-        pool, replicas = entry["pool"], entry.get("replicas") or []
-        lanes = {
-            lane: tuple(r for r in replicas if r.startswith(f"{names.lane_workload(pool, lane)}-"))
-            for lane in LaneName
-        }
-        pools[pool] = Placed(
-            weight, {lane: found for lane, found in lanes.items() if found}, entry.get("reason", "")
-        )
-    models = {model["name"]: model["pool"] for model in route.get("models") or []}
-    return Placement(models, pools)
 
 
 def routed_replicas(tenant: Obj | None) -> frozenset[Key]:
@@ -153,10 +131,6 @@ def _keys(placement: Placement) -> frozenset[Key]:
     )
 
 
-def _plus(load: Load, weight: int, tenants: int) -> Load:
-    return Load(max(0, load.weight + weight), max(0, load.tenants + tenants))
-
-
 def _member(index: dict[_K, set[str]], key: _K, tenant: str, sign: int) -> None:
     if sign > 0:
         index.setdefault(key, set()).add(tenant)
@@ -164,3 +138,14 @@ def _member(index: dict[_K, set[str]], key: _K, tenant: str, sign: int) -> None:
         index[key].discard(tenant)
         if not index[key]:
             del index[key]
+
+
+__all__ = [
+    "NOWHERE",
+    "Placed",
+    "Placement",
+    "Placements",
+    "from_status",
+    "routed_names",
+    "routed_replicas",
+]

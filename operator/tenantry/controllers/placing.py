@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tenantry.api import TenantSpec, names
 from tenantry.api.pool import LaneName
-from tenantry.cluster import Obj, controller_of, uid_of
+from tenantry.cluster import Key, Obj, controller_of, uid_of
 from tenantry.desired import route
-from tenantry.placement import pools as pool_choice
-from tenantry.placement.replicas import Wish, place
+from tenantry.placement.load import Load
+from tenantry.placement.pools import Candidate
+from tenantry.placement.replicas import Replica
+from tenantry.placement.tenants import Placing, place_tenant
 
+from . import replica_facts
 from .placements import Placed, Placement
 from .world import Pool, World
 
 
-@dataclass(frozen=True)
-class Placing:
-    """The placement, and for each model without a place the reason."""
-
-    placement: Placement
-    objections: Mapping[str, str]
-
-
 def shared(world: World, name: str, spec: TenantSpec, weight: int) -> Placing:
-    """On pools that admit the tier."""
-    previous = world.placements.get(name)
-    offered = [_candidate(world, pool, name) for pool in world.pools()]
-    models: dict[str, str] = {}
-    objections: dict[str, str] = {}
-    for model in spec.models:
-        wish = pool_choice.PoolWish(
-            spec.tier, model.base_model, model.adapter_ref is not None, model.pool_ref
-        )
-        before = previous.models.get(model.name) or next(iter(sorted(previous.pools)), None)
-        choice = pool_choice.choose(wish, offered, before)
-        if choice.pool is None:
-            objections[model.name] = choice.reason
-        else:
-            models[model.name] = choice.pool
-    placed = {}
-    for pool_name in sorted(set(models.values())):
-        pool = world.pool(pool_name)
-        assert pool is not None
-        placed[pool_name] = _spread(world, name, spec, weight, pool)
-    for alias, pool_name in models.items():
-        if not placed[pool_name].lanes:
-            objections[alias] = f"pool `{pool_name}`: {placed[pool_name].reason}"
-    return Placing(Placement(models, placed), objections)
+    """On pools that admit the tier. Sees to it that the tenant is looked at again when time alone moves it."""
+    placing = place_tenant(_View(world), name, spec, weight, world.placements.get(name))
+    waits = [
+        again
+        for pool_name, placed in placing.placement.pools.items()
+        if (pool := world.pool(pool_name)) is not None
+        and (again := replica_facts.look_again_in(world, pool, placed.lanes)) is not None
+    ]
+    if waits:
+        world.setup.enqueue("tenant", Key("", name), after=min(waits))
+    return placing
 
 
 def dedicated(world: World, tenant: Obj, spec: TenantSpec, weight: int) -> Placing:
@@ -64,7 +46,7 @@ def dedicated(world: World, tenant: Obj, spec: TenantSpec, weight: int) -> Placi
         for lane in route.lanes_for(spec.lane, pool.spec)
         if (found := tuple(world.lane_replicas(pool, lane)))
     }
-    placed = Placed(weight, lanes, "the tenant's own pool")
+    placed = Placed(weight, lanes, "every replica of the tenant's own pool")
     models = {model.name: pool.name for model in spec.models}
     if not lanes:
         return Placing(
@@ -73,34 +55,41 @@ def dedicated(world: World, tenant: Obj, spec: TenantSpec, weight: int) -> Placi
     return Placing(Placement(models, {pool.name: placed}), {})
 
 
-def _candidate(world: World, pool: Pool, tenant: str) -> pool_choice.Candidate:
-    return pool_choice.Candidate(
-        name=pool.name,
-        spec=pool.spec,
-        replicas=len(world.replicas(pool)),
-        tenants=len(world.placements.tenants_on(pool.name) - {tenant}),
-        dedicated=pool.tenant is not None,
-        deleting=pool.deleting,
-    )
+@dataclass(frozen=True)
+class _View:
+    """The world as placement asks of it."""
 
+    world: World
 
-def _spread(world: World, tenant: str, spec: TenantSpec, weight: int, pool: Pool) -> Placed:
-    rules = pool.spec.placement
-    before = world.placements.get(tenant).pools.get(pool.name)
-    lanes: dict[LaneName, tuple[str, ...]] = {}
-    reasons = []
-    for lane in route.lanes_for(spec.lane, pool.spec):
-        assignment = place(
-            Wish(tenant, weight, rules.replicas_per_tenant),
-            world.lane_replicas(pool, lane),
-            world.placements.loads(pool.name, lane, tenant),
-            before.lanes.get(lane, ()) if before is not None else (),
-            rules.max_tenants_per_replica,
+    def candidates(self, tenant: str) -> Sequence[Candidate]:
+        return [self._candidate(pool, tenant) for pool in self.world.pools()]
+
+    def lane(self, pool: str, lane: LaneName) -> Sequence[Replica]:
+        return replica_facts.of_lane(self.world, self._pool(pool), lane)
+
+    def loads(self, pool: str, lane: LaneName, tenant: str) -> Mapping[str, Load]:
+        return self.world.placements.loads(pool, lane, tenant)
+
+    def pinned_pages(self, pool: str, tenant: str) -> int:
+        obj, placed = self.world.tenant(tenant), self.world.placements.get(tenant).pools.get(pool)
+        if obj is None or placed is None:
+            return 0
+        return replica_facts.pinned_pages(self.world, self._pool(pool), placed.replicas, uid_of(obj))
+
+    def _pool(self, name: str) -> Pool:
+        pool = self.world.pool(name)
+        assert pool is not None, "a pool vanished within one decision"
+        return pool
+
+    def _candidate(self, pool: Pool, tenant: str) -> Candidate:
+        return Candidate(
+            name=pool.name,
+            spec=pool.spec,
+            lanes=tuple(len(self.world.lane_replicas(pool, lane.name)) for lane in pool.spec.lanes),
+            tenants=self.world.placements.count_on(pool.name, tenant),
+            dedicated=pool.tenant is not None,
+            deleting=pool.deleting,
         )
-        if assignment.replicas:
-            lanes[lane] = assignment.replicas
-        reasons.append(f"{lane.value}: {assignment.reason}")
-    reason = "; ".join(reasons)
-    if before is not None and before.reason and before.lanes == lanes:
-        reason = before.reason  # why it came there, not that it stayed: nothing is to be written anew
-    return Placed(weight, lanes, reason)
+
+
+__all__ = ["Placing", "dedicated", "shared"]

@@ -201,6 +201,8 @@ class TenantReconciler:
         homeless = [alias for alias in placed.objections if alias not in placed.placement.models]
         if homeless:
             return stall("NoPool", _objections(placed))
+        if placed.too_large:
+            return stall("TooLarge", placed.too_large)
         if placed.objections:
             return progress("NoReplicas", _objections(placed))
         if now.missing:

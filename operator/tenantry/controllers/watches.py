@@ -51,6 +51,8 @@ class Watches:
         found: set[str] = set()
         if ready[0] != ready[1]:
             found |= self.world.placements.tenants_of(replica) | self.world.links.routed_to(replica)
+        if ready[1] and self.world.placements.standings.is_lost(replica, self.world.clock()):
+            found |= self._concerned(replica.namespace)  # it may take them back
         tenant = (new or old or {})["metadata"].get("labels", {}).get(names.TENANT_LABEL)
         if tenant and (old is None or new is None):
             found.add(tenant)
@@ -80,6 +82,8 @@ class Watches:
     def tenant_to_replicas(self, old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
         """Debounced: one commit may change many tenants of a replica."""
         routed = self.world.links.tenant_changed(old, new)
+        if not _spec_changed(old, new) and _route(old) == _route(new):
+            return ()
         name = (new or old or {})["metadata"]["name"]
         self.world.wake_replicas(sorted(routed | self._placed(name)))
         return ()
@@ -148,6 +152,10 @@ def _spec_changed(old: Obj | None, new: Obj | None) -> bool:
         or old["metadata"].get("generation") != new["metadata"].get("generation")
         or is_deleting(old) != is_deleting(new)
     )
+
+
+def _route(tenant: Obj | None) -> object:
+    return ((tenant or {}).get("status") or {}).get("route")
 
 
 def _channels(adapter: Obj | None) -> object:

@@ -11,14 +11,33 @@ from tenantry.api.pool import AdapterPoolSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pool as placement sees it. `tenants` counts the others that are placed there."""
+    """A pool as placement sees it. `tenants` counts the others that are placed there.
+
+    `lanes`: replicas of each lane.
+    """
 
     name: str
     spec: AdapterPoolSpec
-    replicas: int
+    lanes: tuple[int, ...]
     tenants: int = 0
     dedicated: bool = False
     deleting: bool = False
+
+    @property
+    def crowd(self) -> float:
+        """Tenants per replica."""
+        replicas = sum(self.lanes)
+        return self.tenants / replicas if replicas else float("inf")
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every lane has a seat left for one tenant more, by the number of tenants alone."""
+        rules = self.spec.placement
+        return all(
+            (self.tenants + 1) * min(rules.replicas_per_tenant, replicas)
+            <= replicas * rules.max_tenants_per_replica
+            for replicas in self.lanes
+        ) and any(self.lanes)
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,8 @@ def choose(wish: PoolWish, candidates: Sequence[Candidate], previous: str | None
         return Choice(wish.pool_ref, "named by `poolRef`")
     kept = next((pool for pool in fitting if pool.name == previous), None)
     if kept is not None:
-        return Choice(kept.name, "kept")
-    best = min(fitting, key=lambda pool: (pool.tenants / pool.replicas if pool.replicas else 1e9, pool.name))
+        return Choice(kept.name, "the pool that it has")
+    best = min(fitting, key=lambda pool: (not pool.has_room, pool.crowd, pool.name))
     if len(fitting) == 1:
         return Choice(best.name, "the only pool that fits")
     return Choice(best.name, f"the emptiest of {len(fitting)} pools that fit")

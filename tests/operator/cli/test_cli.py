@@ -259,7 +259,9 @@ def test_plan_of_a_pool_and_its_tenants(run: Run, tmp_path: Path, config: Path) 
     kinds = [document["kind"] for document in yaml.safe_load_all(done.out)]
     assert kinds[:3] == ["Service", "StatefulSet", "PodDisruptionBudget"]
     assert re.search(
-        r"^# Tenant .*: model .* on pool .* \(the only pool that fits\)$", done.out, re.MULTILINE
+        r"^# Tenant cedar: would run on shared-fast-0 \(the only pool that fits; lane fast: the only replica\)$",
+        done.out,
+        re.MULTILINE,
     )
 
 

@@ -27,7 +27,7 @@ async def test_a_free_tenant_is_placed_routed_and_ready(lab: Lab) -> None:
     assert status["endpoint"] == {"url": "http://gateway.example/v1", "models": ["chat"]}
     [placement] = status["placement"]
     assert placement["replicas"] == replicas
-    assert placement["reason"] == "fast: 2 of 2 replicas, by hash"
+    assert placement["reason"] == "the only pool that fits; lane fast: all 2 replicas"
     route = status["route"]
     assert route["limits"]["requestsPerMinute"] == 60
     assert route["models"] == [

@@ -16,7 +16,7 @@ def pool(name: str, *tiers: str, model: str = "tiny", lora: bool = True, **chang
     }
     if lora:
         wire["lora"] = {}
-    return Candidate(name, AdapterPoolSpec.model_validate(wire), **{"replicas": 2, **changes})
+    return Candidate(name, AdapterPoolSpec.model_validate(wire), **{"lanes": (2,), **changes})
 
 
 def wish(tier: Tier = Tier.FREE, adapter: bool = False, pool_ref: str | None = None) -> PoolWish:
@@ -27,7 +27,7 @@ def test_the_emptiest_fitting_pool_and_then_it_is_kept() -> None:
     offered = [pool("a", "Free", tenants=9), pool("b", "Free", tenants=3), pool("c", "Smb")]
     assert choose(wish(), offered, None).pool == "b"
     kept = choose(wish(), offered, "a")
-    assert (kept.pool, kept.reason) == ("a", "kept")
+    assert (kept.pool, kept.reason) == ("a", "the pool that it has")
 
 
 def test_every_pool_that_does_not_fit_is_explained() -> None:
@@ -62,3 +62,14 @@ def test_another_tenants_pool_cannot_be_named() -> None:
 
 def test_no_pools_at_all() -> None:
     assert choose(wish(), [], None).reason.endswith("there is none yet")
+
+
+def test_a_pool_with_room_before_an_emptier_one_that_is_full() -> None:
+    full = pool("a", "Free", tenants=1000, lanes=(1, 3))
+    assert full.has_room is False, "one lane has its 1000 tenants"
+    assert pool("c", "Free", tenants=1500, lanes=(3,)).has_room is False, "each tenant takes two seats"
+    roomy = pool("c", "Free", tenants=1490, lanes=(3,))
+    assert roomy.has_room
+    assert full.crowd < roomy.crowd
+    assert choose(wish(), [full, roomy], None).pool == "c"
+    assert choose(wish(), [pool("a", "Free", lanes=(0,)), pool("b", "Free", tenants=5)], None).pool == "b"

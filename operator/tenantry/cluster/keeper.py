@@ -174,12 +174,15 @@ class Keeper:
         """
         generation = int(root["metadata"].get("generation", 0))
         resource, key = resource_of(root), key_of(root)
-        known = self._cache.get(resource, key) or root
+        cached = self._cache.get(resource, key)
+        known = cached or root
         if same(
             complete(status, generation, known.get("status") or {}, timestamp()), known.get("status") or {}
         ):
             return False
-        live = await self.live_root(root)
+        # What is known may be written to without a look: the write is refused unless it is that very version still.
+        fresh = cached is not None and uid_of(cached) == uid_of(root) and uid_of(root) not in self._verified
+        live = cached if cached is not None and fresh else await self.live_root(root)
         conflict: Conflict | None = None
         for _ in range(_ATTEMPTS):
             current = live.get("status") or {}

@@ -143,11 +143,12 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
     """Everything that the replica must hold, by served name."""
     here = Key(pool.name, replica)
     wanted: dict[str, Wanted] = {}
-    for name in sorted(world.placements.tenants_of(here) | world.links.routed_to(here)):
+    routed = world.links.routed_to(here)
+    for name in sorted(world.placements.tenants_of(here) | routed):
         tenant = world.tenant(name)
         if tenant is None or is_deleting(tenant):
             continue
-        if name in world.links.routed_to(here):
+        if name in routed:
             for served_name, digest in routed_names(tenant, pool.name):
                 wanted.setdefault(
                     served_name, Wanted(served_name, digest, uid_of(tenant), adapter=adapter_of(served_name))

@@ -51,6 +51,13 @@ class ReplicaReconciler:
         self._memory: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
+        began = self.world.clock()
+        try:
+            return await self._reconcile(key, ctx)
+        finally:
+            self.world.rest_replica(key, self.world.clock() - began)
+
+    async def _reconcile(self, key: Key, ctx: Context) -> Result:
         world = self.world
         pool = world.pool(key.namespace)
         pod = world.pod(pool, key.name) if pool is not None else None
@@ -167,7 +174,9 @@ class ReplicaReconciler:
         adapters = {entry.adapter for entry in changed if entry.adapter is not None}
         if adapters:
             self.world.wake_adapters(sorted(adapters))
-            self.world.wake_tenants(self._tenants(key))
+            self.world.wake_tenants(
+                sorted({user for adapter in adapters for user in self.world.links.users_of(adapter)})
+            )
         if adapters or before is None or _names(before) != _names(observation):
             self.world.wake_pool(pool.name)
 

@@ -39,6 +39,10 @@ from .placements import Placements, routed_replicas
 
 M = TypeVar("M", bound=Model)
 
+REST = 10.0
+"""A replica rests so many times as long as it was looked at, so that all of them leave time for all else."""
+MAX_REST_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -111,6 +115,7 @@ class World:
         self.placements = Placements(setup.store)
         self.observations = Observations()
         self.links = Links()
+        self._rests: dict[Key, float] = {}
         self.driver: EngineDriver | None = None
         self.fetcher: FetcherClient | None = None
         # Where gateways tell their metrics; None: wherever the endpoints of their Service are.
@@ -224,16 +229,22 @@ class World:
 
     def wake_replicas(self, replicas: Iterable[Key]) -> None:
         """Debounced: many tenants and adapters change in one commit."""
+        now = self.clock()
         for replica in replicas:
-            self.setup.enqueue("replica", replica, after=0.2)
+            self.setup.enqueue("replica", replica, after=max(0.2, self._rests.get(replica, now) - now))
+
+    def rest_replica(self, replica: Key, seconds: float) -> None:
+        """Looking at a replica of a thousand tenants took so long: let more changes come together before the next."""
+        self._rests[replica] = self.clock() + min(MAX_REST_SECONDS, REST * seconds)
 
     def wake_tenants(self, tenants: Iterable[str]) -> None:
         for tenant in tenants:
             self.setup.enqueue("tenant", Key("", tenant))
 
     def wake_adapters(self, adapters: Iterable[Key]) -> None:
+        """Debounced: the replicas of a tenant report one shortly after the other."""
         for adapter in adapters:
-            self.setup.enqueue("adapter", adapter)
+            self.setup.enqueue("adapter", adapter, after=0.3)
 
     def wake_pool(self, pool: str) -> None:
         """For its counts only, so not at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Protocol
 
 from pydantic import ConfigDict, Field
@@ -143,7 +144,12 @@ class ReplicaReport:
 
     def adapter(self, name: str) -> AdapterReport | None:
         """The report of one served name, or None when the replica does not know it (any more)."""
-        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, AdapterReport]:
+        """A replica may know thousands, and every tenant on it asks."""
+        return {adapter.name: adapter for adapter in self.adapters}
 
     def serves(self, name: str, digest: str) -> bool:
         """Whether the replica reports exactly these bytes verified under exactly this name."""

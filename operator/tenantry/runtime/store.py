@@ -14,6 +14,8 @@ from typing import NamedTuple
 from tenantry.cluster.objects import content_digest, controller_of, is_older, uid_of, version_of
 from tenantry.cluster.resources import Key, Obj, Resource, key_of
 
+from .compact import Compactor
+
 Keys = list[Key]
 Trim = Callable[[Obj], Obj]
 """Keeps of an object only what the pure code reads. Must keep apiVersion, kind and metadata."""
@@ -65,6 +67,7 @@ class Store:
     def __init__(self) -> None:
         self._kinds: dict[Resource, dict[Key, _Entry]] = {}
         self._trims: dict[Resource, Trim] = {}
+        self._compactor = Compactor()
         self._owned: dict[tuple[Resource, str], set[Key]] = {}
         self._tombstones: OrderedDict[str, None] = OrderedDict()
 
@@ -112,7 +115,8 @@ class Store:
             if version_of(obj) == known or is_older(version_of(obj), known):
                 return None
         trim = self._trims.get(resource, trim_default)
-        new = trim({"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+        trimmed = trim({"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+        new = self._compactor.object(trimmed)
         kind[key] = _Entry(new, content_digest(obj))
         if entry is not None:
             self._disown(resource, key, entry.obj)

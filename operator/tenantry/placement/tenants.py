@@ -53,12 +53,14 @@ class Placing:
 def place_tenant(view: View, name: str, spec: TenantSpec, weight: int, previous: Placement) -> Placing:
     """Where the tenant belongs now, given where it is."""
     offered = {candidate.name: candidate for candidate in view.candidates(name)}
+    held = sorted(pool for pool, placed in previous.pools.items() if placed.lanes)
     models: dict[str, str] = {}
     objections: dict[str, str] = {}
     why: dict[str, str] = {}
     for model in spec.models:
         need = PoolWish(spec.tier, model.base_model, model.adapter_ref is not None, model.pool_ref)
-        before = previous.models.get(model.name) or next(iter(sorted(previous.pools)), None)
+        before = previous.models.get(model.name)
+        before = before if before in held else next(iter(held), None)
         choice = choose(need, list(offered.values()), before)
         if choice.pool is None:
             objections[model.name] = choice.reason

@@ -232,3 +232,13 @@ def test_a_pool_that_is_full_is_passed_over(cluster: Cluster) -> None:
     full = cluster.tenant("second")
     assert full.objections["chat"].endswith("has 1 tenants already: add replicas")
     assert len(full.placement.pools["lora"].replicas) == 0
+
+
+def test_a_tenant_that_waited_for_replicas_is_told_why_the_pool_not_that_it_has_it(cluster: Cluster) -> None:
+    owner = {"kind": "AdapterPool", "name": "lora", "uid": "uid-lora", "controller": True}
+    for replicas, expected in ((0, "the pool has no replicas"), (2, "all 2 replicas in 2 zones")):
+        cluster.put(
+            STATEFUL_SET, "lora-fast", {"replicas": replicas}, namespace="tenantry-system",
+            ownerReferences=[owner],
+        )  # fmt: skip
+        assert reason(cluster.tenant("maple")) == f"the only pool that fits; lane fast: {expected}"

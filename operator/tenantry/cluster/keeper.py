@@ -6,7 +6,9 @@ server-side applies to that very uid and resourceVersion, and only when the desi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +44,9 @@ class Cache(Protocol):
     def owned(self, resource: Resource, owner_uid: str) -> Iterable[Obj]:
         """Objects of a kind whose controller has that uid."""
 
+    def watches(self, resource: Resource) -> bool:
+        """Whether what is known of a kind follows the cluster."""
+
 
 @dataclass(frozen=True)
 class _Applied:
@@ -53,10 +58,24 @@ class _Applied:
     content: str
 
 
-class Memory:
-    """What was applied last, so that nothing is sent twice. Lost at a restart, which costs one apply per object."""
+@dataclass(frozen=True)
+class _Seen:
+    """An object of a kind that is not watched, as it was at a time of our own clock."""
 
-    def __init__(self) -> None:
+    live: Obj
+    at: float
+
+
+class Memory:
+    """What was applied last, so that nothing is sent twice. Lost at a restart, which costs one apply per object.
+
+    Objects of kinds that are not watched are believed to be as they were for `recheck_seconds`.
+    """
+
+    def __init__(self, recheck_seconds: float = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.recheck_seconds = recheck_seconds
+        self._clock = clock
+        self._unwatched: OrderedDict[tuple[Resource, Key], _Seen] = OrderedDict()
         self._applied: dict[tuple[Resource, Key], _Applied] = {}
 
     def is_current(
@@ -70,8 +89,24 @@ class Memory:
             uid_of(owner), uid_of(live), desired, content_digest(live)
         )
 
+    def saw(self, resource: Resource, live: Obj) -> None:
+        """Keep an object of a kind that is not watched."""
+        now = self._clock()
+        self._unwatched[resource, key_of(live)] = _Seen(live, now)
+        self._unwatched.move_to_end((resource, key_of(live)))
+        while next(iter(self._unwatched.values())).at < now - 4 * self.recheck_seconds:
+            self._unwatched.popitem(last=False)  # its root is gone: nobody looks at it any more
+
+    def seen(self, resource: Resource, key: Key) -> tuple[Obj | None, bool]:
+        """(The object as it was seen last, whether that was lately enough.)"""
+        seen = self._unwatched.get((resource, key))
+        if seen is None:
+            return None, False
+        return seen.live, self._clock() - seen.at < self.recheck_seconds
+
     def forget(self, resource: Resource, key: Key) -> None:
         self._applied.pop((resource, key), None)
+        self._unwatched.pop((resource, key), None)
 
 
 class Keeper:
@@ -82,6 +117,8 @@ class Keeper:
         self._cache = cache
         self._memory = memory
         self._verified: dict[str, Obj] = {}
+        self.recheck_after: float | None = None
+        """Seconds until this root's objects of kinds that are not watched are to be looked at again."""
 
     async def live_root(self, root: Obj) -> Obj:
         """The root as it is now, read once per reconcile. Raises OwnerChanged when it was replaced or is gone."""
@@ -108,6 +145,8 @@ class Keeper:
         if namespace and namespace != key.namespace:
             raise ValueError(f"{obj['kind']} `{key}` must lie in the namespace of its owner, `{namespace}`")
         wanted = digest_of(obj)
+        if not self._cache.watches(resource):
+            return await self._ensure_unwatched(owner, obj, wanted)
         known = self._cache.get(resource, key)
         if known is not None and not is_deleting(known):
             content = self._cache.content(resource, key)
@@ -116,17 +155,37 @@ class Keeper:
         root = await self.live_root(owner)
         if is_deleting(root):
             raise OwnerChanged(f"{owner['kind']} `{key_of(owner)}` is being deleted: nothing is made for it")
-        if known is None:
-            try:
-                live = await self._client.create(obj)
-            except AlreadyExists:
-                pass
-            else:
-                self._memory.note(resource, live, owner, wanted)
-                return live
-        live = await self._apply(owner, obj)
+        live = await self._made(obj) if known is None else None
+        live = live or await self._apply(owner, obj)
         self._memory.note(resource, live, owner, wanted)
         return live
+
+    async def _ensure_unwatched(self, owner: Obj, obj: Obj, wanted: str) -> Obj:
+        """The same without events: a change by hand is found at the next look, `recheck_after` from now."""
+        resource, key = resource_of(obj), key_of(obj)
+        self.recheck_after = self._memory.recheck_seconds
+        seen, lately = self._memory.seen(resource, key)
+        if seen is not None and lately and self._is_current(owner, seen, wanted):
+            return seen
+        root = await self.live_root(owner)
+        if is_deleting(root):
+            raise OwnerChanged(f"{owner['kind']} `{key_of(owner)}` is being deleted: nothing is made for it")
+        live = await self._client.get(resource, key) if seen is not None else None
+        if live is None or not self._is_current(owner, live, wanted):
+            live = (await self._made(obj) if live is None else None) or await self._apply(owner, obj)
+            self._memory.note(resource, live, owner, wanted)
+        self._memory.saw(resource, live)
+        return live
+
+    def _is_current(self, owner: Obj, live: Obj, wanted: str) -> bool:
+        return self._memory.is_current(resource_of(live), live, owner, wanted, content_digest(live))
+
+    async def _made(self, obj: Obj) -> Obj | None:
+        """The object if it could be created, None where the name is taken."""
+        try:
+            return await self._client.create(obj)
+        except AlreadyExists:
+            return None
 
     async def _apply(self, owner: Obj, obj: Obj) -> Obj:
         resource, key = resource_of(obj), key_of(obj)

@@ -6,7 +6,6 @@ from tenantry.api import names
 from tenantry.cluster import (
     ADAPTER,
     ADAPTER_POOL,
-    CONFIG_MAP,
     LIMIT_RANGE,
     NAMESPACE,
     NETWORK_POLICY,
@@ -16,7 +15,6 @@ from tenantry.cluster import (
     RESOURCE_QUOTA,
     ROLE_BINDING,
     SERVICE,
-    SERVICE_ACCOUNT,
     STATEFUL_SET,
     TENANT,
 )
@@ -43,15 +41,8 @@ def controllers(world: World) -> list[Controller]:
     store.set_trim(NODE, trim_node)
     store.set_trim(STATEFUL_SET, trim_stateful_set)
     on = Watches(world)
-    fences = (
-        NAMESPACE,
-        ROLE_BINDING,
-        SERVICE_ACCOUNT,
-        CONFIG_MAP,
-        RESOURCE_QUOTA,
-        LIMIT_RANGE,
-        NETWORK_POLICY,
-    )
+    # Of ConfigMaps and ServiceAccounts only single ones are read, so that no right to all of them is needed.
+    fences = (NAMESPACE, ROLE_BINDING, RESOURCE_QUOTA, LIMIT_RANGE, NETWORK_POLICY)
     return [
         Controller(
             "tenant",

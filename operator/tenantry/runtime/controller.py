@@ -122,7 +122,10 @@ class Controller:
 
 
 def own_key(old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
-    """Mapper for the root kind itself: status-only changes do not wake it, all else does."""
+    """Mapper for the root kind itself. Own statuses do not wake it: they are known before their event arrives.
+
+    Another hand's do, e.g. that of a leader that led no more: a status is what gateways route by, and is put right.
+    """
     obj = new or old
     assert obj is not None
     if old is not None and new is not None and not _differs(old, new):
@@ -132,6 +135,8 @@ def own_key(old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
 
 
 def _differs(old: Obj, new: Obj) -> bool:
+    if old.get("status") != new.get("status"):
+        return True
     before, after = old["metadata"], new["metadata"]
     return any(
         before.get(name) != after.get(name)

@@ -38,6 +38,8 @@ class Hub:
         self.controllers: dict[str, Controller] = {}
         self.queues: dict[str, Queue] = {}
         self.synced = asyncio.Event()
+        self.relisted = asyncio.Event()
+        """A watch had to begin anew: what was deleted meanwhile gets no event."""
         self._watched: set[Resource] = set()
         for controller in controllers:
             self.register(controller)
@@ -51,6 +53,7 @@ class Hub:
         self.controllers[controller.name] = controller
         self.queues[controller.name] = Queue(controller.name)
         self._watched |= {watch.resource for watch in controller.watches}
+        self.store.watch(self._watched)
 
     def resources(self) -> list[Resource]:
         """Every kind that some controller watches."""
@@ -63,6 +66,12 @@ class Hub:
     def arrived(self, resource: Resource, obj: Obj, priority: Priority = Priority.HIGH) -> None:
         """An object as a watch or a live read shows it. Known versions and echoes of our own writes change nothing."""
         self._route(resource, self.store.put(resource, obj), priority)
+
+    def listed(self, resource: Resource, obj: Obj) -> None:
+        """An object as the list at the begin of a watch shows it."""
+        if self.synced.is_set():
+            self.relisted.set()
+        self.arrived(resource, obj, Priority.LOW)
 
     def left(self, resource: Resource, key: Key, uid: str) -> None:
         """That incarnation of the object is gone."""

@@ -59,15 +59,28 @@ class Leadership(threading.Thread):
         self._on_lost = on_lost
         self._main = asyncio.get_running_loop()
         self._stopping = threading.Event()
+        self._renewed: float | None = None
         self._epoch = 0
         self._counter = 0
 
     def fence(self) -> Fence:
         """A pair higher than any given before, by this leader or an earlier one. To be called from the main loop."""
-        if not self.elected.is_set():
+        if not self.leads():
             raise RuntimeError("only the leader declares anything to replicas")
         self._counter += 1
         return Fence(self._epoch, self._counter)
+
+    def leads(self) -> bool:
+        """Whether this process leads and nobody can have taken the Lease since it was last renewed.
+
+        False in a process that was stopped for long, before the Lease itself could tell it. From any thread.
+        """
+        renewed = self._renewed
+        return renewed is not None and time.monotonic() - renewed < self._times.duration
+
+    def beats(self, within: float) -> bool:
+        """Whether the thread came round in the last `within` seconds."""
+        return self.is_alive() and time.monotonic() - self.beat <= within
 
     def stop(self) -> None:
         """Give the Lease back, so that the next one need not wait; blocks until that is done."""
@@ -92,20 +105,19 @@ class Leadership(threading.Thread):
         )
         lock = LeaseLock(client, self._key, self.me, self._times)
         metrics.MASTER.labels(LEASE_NAME).set(0)
-        renewed: float | None = None
         try:
             while not self._stopping.is_set():
-                self.beat = time.monotonic()
+                self.beat = asked = time.monotonic()
                 held = await self._attempt(lock)
-                now = time.monotonic()
                 if held:
-                    if renewed is None:
+                    first, self._renewed = self._renewed is None, asked
+                    if first:
                         self._epoch = lock.transitions
                         log.info("leading", extra={"lease": str(self._key), "epoch": self._epoch})
                         metrics.MASTER.labels(LEASE_NAME).set(1)
                         self._main.call_soon_threadsafe(self.elected.set)
-                    renewed = now
-                elif renewed is not None and (held is False or now - renewed > self._times.renew_within):
+                elif self._renewed is not None and (held is False or self._late()):
+                    self._renewed = None
                     log.critical("leadership lost: this process ends")
                     metrics.MASTER.labels(LEASE_NAME).set(0)
                     self._on_lost()
@@ -114,6 +126,9 @@ class Leadership(threading.Thread):
             await self._release(lock)
         finally:
             await client.close()
+
+    def _late(self) -> bool:
+        return time.monotonic() - (self._renewed or 0.0) > self._times.renew_within
 
     async def _attempt(self, lock: LeaseLock) -> bool | None:
         """Whether the Lease is held; None when the API server did not say."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kubernetes.aio.config import ConfigException
@@ -27,6 +28,7 @@ from .controller import Controller, Setup
 from .health import HealthServer
 from .hub import Hub
 from .leadership import Leadership
+from .patience import patiently
 from .resync import Resync
 from .schema import SchemaMismatch, check_schema
 from .store import Store
@@ -111,7 +113,6 @@ async def operate(options: Options, build: Build = build_controllers) -> None:
     except (ConfigException, OSError) as error:
         raise StartError(f"`--kubeconfig` must be given outside of a cluster: {error}") from error
     try:
-        await check_schema(client)
         await _operate(options, config, signer, client, build)
     finally:
         await client.close()
@@ -128,14 +129,14 @@ async def _operate(
         hub.register(controller)
     client.on_object, client.on_gone = hub.answered, hub.left
     resync = Resync(client, hub, options.resync_seconds or config.resync_seconds)
-    workers, beat = Workers(hub, setup), Beat()
+    workers, beat = Workers(hub, setup, leadership.leads), Beat()
 
     def alive() -> list[str]:
         now = time.monotonic()
         problems = [f"watch of {kind} tells nothing" for kind in resync.blind]
         if now - beat.at > STALL_SECONDS:
             problems.append("the event loop is stuck")
-        if now - leadership.beat > STALL_SECONDS or not leadership.is_alive():
+        if leadership.ident is not None and not leadership.beats(within=STALL_SECONDS):
             problems.append("the leadership thread is stuck")
         for name, queue in hub.queues.items():
             if queue.oldest_processing() > hub.controllers[name].deadline_seconds + STALL_SECONDS:
@@ -156,11 +157,14 @@ async def _operate(
         await resync.run()
 
     health.start()
-    leadership.start()
-    work = [asyncio.create_task(part) for part in (manage(), resync_forever(), recorder.run(), beat.run())]
+    work = [asyncio.create_task(beat.run())]
     try:
+        await patiently("start", partial(check_schema, client))
+        leadership.start()
+        work += [asyncio.create_task(part) for part in (manage(), resync_forever(), recorder.run())]
         await first_to_end([asyncio.create_task(watch(hub, lambda: _cancel(work))), *work])
     finally:
+        _cancel(work)
         await asyncio.to_thread(leadership.stop)
         health.stop()
 

@@ -1,7 +1,8 @@
 """What events cannot tell: a metadata-only list of each kind, compared with the store by resourceVersion.
 
-After a watch had to start anew, objects deleted meanwhile get no event. A live read settles each difference, so a list
-that is older than the store can do no harm. The same comparison tells at the start when the store is complete.
+After a watch had to start anew, objects deleted meanwhile get no event: then the comparison is made at once, else every
+few minutes. A live read settles each difference, so a list that is older than the store can do no harm. The same
+comparison tells at the start when the store is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 
 from tenantry.cluster import ApiError, Client, Forbidden, Key, Resource, uid_of, version_of
 from tenantry.cluster.client import Versions
@@ -18,10 +21,17 @@ from tenantry.cluster.objects import is_older
 
 from . import metrics
 from .hub import Hub
+from .patience import EndlessBackoffs, patiently
 from .watched import selector_of
 from .workset import Priority
 
 log = logging.getLogger(__name__)
+
+RELIST_SECONDS = 1.0
+"""Between the first sign of a watch that began anew and the comparison: other kinds' watches begin anew too."""
+
+TRIES = 6
+"""For one kind in one resync, over about half a minute; then the next resync has to do."""
 
 BLIND_AFTER = 3
 """Resyncs in a row that find what a watch did not tell of, before the process counts as blind."""
@@ -55,23 +65,38 @@ class Resync:
         """Wait until the store holds all that exists, then open the gate for workers."""
         started = time.monotonic()
         for resource in self._hub.resources():
-            await self._settle(resource, first=True)
+            await patiently(f"first list of {resource}", partial(self._settle, resource, first=True))
         self._hub.synced.set()
         metrics.SYNCED.set(1)
         log.info("store complete", extra={"seconds": round(time.monotonic() - started, 3)})
 
     async def run(self) -> None:
-        """Resync until cancelled. A failed one is tried again at the next turn."""
+        """Resync until cancelled, and at once when a watch began anew. A failed one is tried again at the next turn."""
         while True:
-            await asyncio.sleep(self._seconds * (0.9 + 0.2 * self._chance()))
+            await self._turn()
             for resource in self._hub.resources():
                 try:
-                    await self.once(resource)
+                    await patiently(
+                        f"resync of {resource}",
+                        partial(self.once, resource),
+                        islice(EndlessBackoffs(), TRIES),
+                    )
                 except Forbidden as error:
                     self._missed_in_a_row[resource] = self._missed_in_a_row.get(resource, 0) + 1
                     log.error("resync forbidden: %s", error, extra={"kind": resource.kind})
                 except ApiError as error:
                     log.warning("resync failed: %s", error, extra={"kind": resource.kind})
+
+    async def _turn(self) -> None:
+        """Wait until it is time, or until a watch began anew."""
+        try:
+            async with asyncio.timeout(self._seconds * (0.9 + 0.2 * self._chance())):
+                await self._hub.relisted.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(RELIST_SECONDS)
+        self._hub.relisted.clear()
+        log.info("a watch began anew: comparing every kind")
 
     async def once(self, resource: Resource) -> int:
         """Settle every difference of one kind; how many there were."""

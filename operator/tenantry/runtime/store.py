@@ -7,7 +7,7 @@ name may arrive out of order (delete and create are handled apart), and our own 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,15 @@ class Store:
         self._compactor = Compactor()
         self._owned: dict[tuple[Resource, str], set[Key]] = {}
         self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._watched: frozenset[Resource] | None = None
+
+    def watch(self, resources: Iterable[Resource]) -> None:
+        """Say of which kinds events arrive; without a word, of all."""
+        self._watched = frozenset(resources)
+
+    def watches(self, resource: Resource) -> bool:
+        """Whether what the store holds of a kind follows the cluster."""
+        return self._watched is None or resource in self._watched
 
     def set_trim(self, resource: Resource, trim: Trim) -> None:
         """Choose what is kept of a kind; to be called before the first object arrives."""

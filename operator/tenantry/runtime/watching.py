@@ -6,10 +6,8 @@ and are edge-triggered. Peering, scanning and event posting are off; a stream th
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import kopf
@@ -18,18 +16,11 @@ from tenantry.cluster import Resource, key_of, uid_of
 
 from .hub import Hub
 from .leadership import identity
+from .patience import EndlessBackoffs
 from .watched import selector_of
 from .workset import Priority
 
 log = logging.getLogger(__name__)
-
-
-class EndlessBackoffs:
-    """Delays between attempts of a request: growing to 30 s, with jitter, for ever. Iterable anew for each request."""
-
-    def __iter__(self) -> Iterator[float]:
-        for attempt in itertools.count():
-            yield min(30.0, 0.5 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
 def settings_for(resources: list[Resource]) -> kopf.OperatorSettings:
@@ -79,8 +70,10 @@ def _feeder(hub: Hub, resource: Resource) -> Any:
         obj = dict(event["object"])
         if event["type"] == "DELETED":
             hub.left(resource, key_of(obj), uid_of(obj))
+        elif event["type"] is None:
+            hub.listed(resource, obj)
         else:
-            hub.arrived(resource, obj, Priority.LOW if event["type"] is None else Priority.HIGH)
+            hub.arrived(resource, obj, Priority.HIGH)
 
     return feed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tenantry.api import OperatorConfig
 from tenantry.api.identity import Signer
@@ -32,12 +32,22 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 
+DOUBT_SECONDS = 0.2
+"""How often a worker looks whether this process leads, while that is in doubt: soon the Lease is renewed, or its loss
+ends the process."""
+
+
 class Session:
     """One reconcile's Context (see `controller.Context`)."""
 
     def __init__(self, setup: Setup, memory: Memory) -> None:
         self._setup = setup
         self._keeper = Keeper(setup.client, setup.store, memory)
+
+    @property
+    def recheck_after(self) -> float | None:
+        """Seconds until objects of kinds that are not watched are to be looked at again; None without such."""
+        return self._keeper.recheck_after
 
     @property
     def client(self) -> Client:
@@ -92,10 +102,11 @@ class Session:
 class Workers:
     """All workers of all controllers."""
 
-    def __init__(self, hub: Hub, setup: Setup) -> None:
+    def __init__(self, hub: Hub, setup: Setup, leads: Callable[[], bool] = lambda: True) -> None:
         self._hub = hub
         self._setup = setup
-        self._memory = Memory()
+        self._leads = leads
+        self._memory = Memory(setup.config.resync_seconds)
         self.progress = time.monotonic()
 
     async def run(self) -> None:
@@ -111,6 +122,8 @@ class Workers:
         queue = self._hub.queues[controller.name]
         while True:
             key = await queue.get()
+            while not self._leads():  # noqa: ASYNC110 - time decides it, nothing that could wake us
+                await asyncio.sleep(DOUBT_SECONDS)
             active = metrics.ACTIVE_WORKERS.labels(controller.name)
             active.inc()
             try:
@@ -128,7 +141,7 @@ class Workers:
                 async with asyncio.timeout(controller.deadline_seconds):
                     session = Session(self._setup, self._memory)
                     result = await controller.reconciler.reconcile(key, session)
-            outcome = self._settle(queue, key, result)
+            outcome = self._settle(queue, key, result, session.recheck_after)
         except (Conflict, OwnerChanged, StillTerminating) as error:
             # the world moved on meanwhile: not a failure, the next try sees the new state
             queue.retry(key)
@@ -154,8 +167,10 @@ class Workers:
             metrics.RECONCILE_SECONDS.labels(controller.name).observe(time.monotonic() - started)
 
     @staticmethod
-    def _settle(queue: Queue, key: Key, result: Result) -> str:
+    def _settle(queue: Queue, key: Key, result: Result, recheck_after: float | None) -> str:
         queue.forget(key)
+        if recheck_after is not None:
+            queue.add_after(key, recheck_after)
         if result.requeue_after is None:
             return "success"
         queue.add_after(key, result.requeue_after)

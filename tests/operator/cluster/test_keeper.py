@@ -238,6 +238,56 @@ async def test_prune_spares_an_object_that_changed_since_it_was_seen(
     assert len(await bench.keeper().prune(bench.root, [CONFIG_MAP], [])) == 1
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_what_is_not_watched_is_looked_at_now_and_then(bench: Bench, apiserver: ApiServer) -> None:
+    """Of ConfigMaps no events arrive here: a change by hand stands until the next look, and costs no reads before."""
+    clock = Clock()
+    bench.store.watch([TENANT])
+    bench.memory = Memory(600.0, clock)
+    keeper = bench.keeper()
+    with Counted() as first:
+        await keeper.ensure(bench.root, [bench.config(a="1")])
+    assert first.requests == {"GET": 1, "POST": 1}
+    assert keeper.recheck_after == 600.0
+    apiserver.kubectl(
+        "-n", bench.namespace, "patch", "configmap", "owned", "-p", '{"data": {"a": "by hand"}}'
+    )
+    with Counted() as again:
+        await bench.keeper().ensure(bench.root, [bench.config(a="1")])
+    assert again.requests == {}
+    clock.now = 601.0
+    await bench.keeper().ensure(bench.root, [bench.config(a="1")])
+    assert (await bench.live())["data"] == {"a": "1"}
+    clock.now = 1202.0
+    with Counted() as look:
+        await bench.keeper().ensure(bench.root, [bench.config(a="1")])
+    assert look.requests == {"GET": 2}, "the root and the object: nothing to write"
+    await bench.keeper().ensure(bench.root, [bench.config(a="2")])
+    assert (await bench.live())["data"] == {"a": "2"}, "another wish does not wait"
+
+
+async def test_what_is_not_watched_is_made_anew_and_never_taken_over(bench: Bench) -> None:
+    clock = Clock()
+    bench.store.watch([TENANT])
+    bench.memory = Memory(600.0, clock)
+    await bench.keeper().ensure(bench.root, [bench.config(a="1")])
+    live = await bench.live()
+    await bench.client.delete(CONFIG_MAP, key_of(live), uid=uid_of(live))
+    clock.now = 601.0
+    await bench.keeper().ensure(bench.root, [bench.config(a="1")])
+    assert uid_of(await bench.live()) != uid_of(live)
+    await bench.client.create(bench.config("theirs", x="y"))
+    with pytest.raises(NameTaken, match="theirs"):
+        await bench.keeper().ensure(bench.root, [bench.config("theirs", a="1")])
+    assert (await bench.live("theirs"))["data"] == {"x": "y"}
+
+
 def serving(message: str = "") -> dict[str, Any]:
     return {"conditions": [condition("Ready", True, "Serving", message)], "tier": "Free"}
 

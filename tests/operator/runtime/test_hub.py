@@ -69,14 +69,28 @@ async def test_the_owner_is_woken_by_what_it_owns() -> None:
     assert dirty(hub) == ["acme"]
 
 
-async def test_a_status_change_does_not_wake_the_root_itself() -> None:
+async def test_an_own_status_does_not_wake_the_root_and_that_of_another_hand_does() -> None:
     hub = hub_of(Watch(TENANT, own_key))
     hub.arrived(TENANT, obj(1, metadata={"generation": 1}))
     assert dirty(hub) == ["acme"]
-    hub.arrived(TENANT, obj(2, metadata={"generation": 1}, status={"observedGeneration": 1}))
+    ours = obj(2, metadata={"generation": 1}, status={"observedGeneration": 1})
+    with writing("tenant", Key("", "acme")):
+        hub.answered(TENANT, ours, True)
+    hub.arrived(TENANT, ours)
     assert dirty(hub) == []
-    hub.arrived(TENANT, obj(3, metadata={"generation": 1, "deletionTimestamp": "now", "finalizers": ["x"]}))
+    hub.arrived(TENANT, obj(3, metadata={"generation": 1}, status={"observedGeneration": 0}))
     assert dirty(hub) == ["acme"]
+    hub.arrived(TENANT, obj(4, metadata={"generation": 1, "deletionTimestamp": "now", "finalizers": ["x"]}))
+    assert dirty(hub) == ["acme"]
+
+
+async def test_a_list_after_the_first_one_says_that_a_watch_began_anew() -> None:
+    hub = hub_of(Watch(TENANT, own_key))
+    hub.listed(TENANT, obj(1))
+    assert not hub.relisted.is_set()
+    hub.synced.set()
+    hub.listed(TENANT, obj(1))
+    assert hub.relisted.is_set()
 
 
 async def test_an_own_write_wakes_others_at_once_and_its_echo_nobody() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tenantry.cluster import LEASE, Client, Key, key_of, uid_of
+from tenantry.cluster import LEASE, Client, Key, key_of, leases, uid_of
+from tenantry.cluster import status as timestamps
 from tenantry.cluster.leases import LeaseLock, LeaseTimes
+from tenantry.runtime import leadership as leadership_module
 from tenantry.runtime.leadership import LEASE_NAME, Leadership
 
 pytestmark = pytest.mark.apiserver
@@ -40,6 +44,35 @@ async def test_a_holder_that_renews_keeps_the_lease_and_a_silent_one_loses_it(
     assert await two.acquire_or_renew()
     assert two.transitions == first + 1
     assert not await one.acquire_or_renew()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_what_the_clocks_of_others_say_counts_for_nothing(
+    client: Client, namespace: str, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder's clock is an hour off: it keeps the Lease while it renews, and loses it when it falls silent."""
+
+    def theirs() -> str:
+        return timestamps.micro_timestamp(datetime.now(UTC) + timedelta(hours=hours))
+
+    clock, key = Clock(), Key(namespace, f"skewed{hours}")
+    one = LeaseLock(client, key, "one", QUICK, clock)
+    two = LeaseLock(client, key, "two", QUICK, clock)
+    with monkeypatch.context() as skewed:
+        skewed.setattr(leases, "micro_timestamp", theirs)
+        assert await one.acquire_or_renew()
+        for _ in range(3):
+            clock.now += 1.5
+            assert await one.acquire_or_renew()
+            assert not await two.acquire_or_renew()
+    live = await client.get(LEASE, key)
+    assert live is not None
+    renewed = datetime.fromisoformat(live["spec"]["renewTime"])
+    assert abs((renewed - datetime.now(UTC)) / timedelta(hours=hours) - 1) < 0.1
+    clock.now += QUICK.duration / 2
+    assert not await two.acquire_or_renew()
+    clock.now += QUICK.duration
+    assert await two.acquire_or_renew()
 
 
 async def test_a_released_lease_is_taken_at_once(client: Client, namespace: str) -> None:
@@ -137,3 +170,23 @@ async def test_a_leadership_thread_that_crashes_ends_the_process(
         await leadership.elected.wait()
     monkeypatch.setattr(Leadership, "_attempt", None)
     assert await asyncio.to_thread(lost.wait, 10)
+
+
+async def test_a_leader_that_was_stopped_for_long_does_not_trust_its_lease(
+    apiserver_kubeconfig: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the Lease itself can tell: others may have taken it meanwhile."""
+    leadership = Leadership(apiserver_kubeconfig, namespace, name="sleeper", on_lost=lambda: None)
+    assert not leadership.leads()
+    leadership.start()
+    async with asyncio.timeout(20):
+        await leadership.elected.wait()
+    assert leadership.leads()
+    leadership.fence()
+    await asyncio.to_thread(leadership.stop)  # nobody renews any more
+    awake = time.monotonic() + LeaseTimes().duration + 1
+    with monkeypatch.context() as later:
+        later.setattr(leadership_module.time, "monotonic", lambda: awake)
+        assert not leadership.leads()
+        with pytest.raises(RuntimeError, match="only the leader"):
+            leadership.fence()

@@ -22,8 +22,9 @@ from tenantry.runtime.health import HealthServer
 from tenantry.runtime.hub import Hub
 from tenantry.runtime.logs import JsonFormatter
 from tenantry.runtime.main import Options, StartError, first_to_end, load_config, load_signer, parse
+from tenantry.runtime.patience import EndlessBackoffs
 from tenantry.runtime.store import Store
-from tenantry.runtime.watching import EndlessBackoffs, registry_for, settings_for
+from tenantry.runtime.watching import registry_for, settings_for
 
 
 def options(tmp_path: Path, **changes: Any) -> Options:

@@ -48,7 +48,9 @@ class Scripted:
 @contextlib.asynccontextmanager
 async def running(name: str, reconciler: Scripted, deadline: float = 5.0) -> AsyncIterator[Hub]:
     hub = Hub(Store(), [Controller(name, reconciler, workers=3, deadline_seconds=deadline)])
-    setup = SimpleNamespace(client=None, store=hub.store, config=SimpleNamespace(workers=2))
+    setup = SimpleNamespace(
+        client=None, store=hub.store, config=SimpleNamespace(workers=2, resync_seconds=600)
+    )
     task = asyncio.create_task(Workers(hub, cast(Setup, setup)).run())
     try:
         yield hub
@@ -130,3 +132,20 @@ async def test_a_change_during_a_reconcile_is_seen_by_another_one_after_it() -> 
         await reconciler.until(lambda: reconciler.calls["busy"] == 2)
     assert reconciler.together == 1
     assert reconciler.calls["busy"] == 2
+
+
+async def test_nothing_is_begun_while_the_lease_may_be_anothers() -> None:
+    reconciler, leads = Scripted({}), asyncio.Event()
+    hub = Hub(Store(), [Controller("doubt", reconciler)])
+    config = SimpleNamespace(workers=2, resync_seconds=600)
+    setup = SimpleNamespace(client=None, store=hub.store, config=config)
+    task = asyncio.create_task(Workers(hub, cast(Setup, setup), leads.is_set).run())
+    try:
+        hub.enqueue("doubt", Key("", "a"))
+        await asyncio.sleep(0.5)  # longer than two looks at who leads
+        assert reconciler.calls == Counter()
+        leads.set()
+        await reconciler.until(lambda: reconciler.calls["a"] == 1)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

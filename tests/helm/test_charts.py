@@ -36,7 +36,7 @@ def _pods(documents: list[Object]) -> Iterator[Object]:
 def _roles(documents: list[Object]) -> Iterator[tuple[str, Object]]:
     for document in documents:
         if document["kind"] in ("Role", "ClusterRole"):
-            for rule in document["rules"]:
+            for rule in document.get("rules", []):
                 yield document["metadata"]["name"], rule
 
 
@@ -126,7 +126,7 @@ def test_rights_of_each_process(render: Render) -> None:
             key = f"{document['kind']}/{document['metadata']['name']}"
             writes[key] = {
                 f"{verb} {resource}"
-                for rule in document["rules"]
+                for rule in document.get("rules", [])
                 for verb in rule["verbs"]
                 for resource in rule["resources"]
                 if verb not in ("get", "list", "watch")

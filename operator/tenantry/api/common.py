@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
@@ -68,10 +69,18 @@ class Rule:
     message: str
     field: str = ""
     reason: Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired"] = "FieldValueInvalid"
+    holds: Callable[[Any], bool] | None = None
+    """The same of a model (or name) that was read, where nothing else of the operator's would refuse it: objects may be
+    older than the rule."""
+    once: bool = False
+    """Asked at creation only. For what can never be changed: an object older than the rule could otherwise get neither
+    a status nor rid of its finalizer, since every write checks the whole object."""
 
-    def wire(self) -> dict[str, str]:
+    def wire(self) -> dict[str, str | bool]:
         """The entry of `x-kubernetes-validations`."""
-        entry = {"rule": self.cel, "message": self.message, "reason": self.reason}
+        entry: dict[str, str | bool] = {"rule": self.cel, "message": self.message, "reason": self.reason}
+        if self.once:
+            entry |= {"rule": f"oldSelf.hasValue() || ({self.cel})", "optionalOldSelf": True}
         return {**entry, "fieldPath": self.field} if self.field else entry
 
 

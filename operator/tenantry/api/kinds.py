@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from . import adapter, pool, tenant
@@ -41,6 +43,11 @@ def _condition(kind: str, field: str) -> str:
     return f'.status.conditions[?(@.type=="{kind}")].{field}'
 
 
+def _of_names(rules: tuple[Rule, ...], holds: Callable[[str], bool]) -> tuple[Rule, ...]:
+    """A name never changes: where an older release let one through, the operator says what is wrong with it."""
+    return tuple(replace(rule, once=True, holds=holds) for rule in rules)
+
+
 _READY = Column("Ready", _condition("Ready", "status"), "Whether it serves now")
 _REASON = Column("Reason", _condition("Ready", "reason"), "Why it is ready or not, in one word")
 _MESSAGE = Column("Message", _condition("Ready", "message"), "Why it is ready or not", wide=True)
@@ -68,7 +75,7 @@ TENANT: Final = Kind(
         Column("Key", ".spec.auth.apiKeys[0].name", "The first API key", wide=True),
         _MESSAGE,
     ),
-    rules=tenant.NAME_RULES,
+    rules=_of_names(tenant.NAME_RULES, lambda name: len(name) <= 40 and "." not in name),
     selectable=(".spec.tier",),
 )
 
@@ -95,7 +102,7 @@ ADAPTER_POOL: Final = Kind(
         Column("Namespace", ".status.namespace", "Where the pods run", wide=True),
         _MESSAGE,
     ),
-    rules=pool.NAME_RULES,
+    rules=_of_names(pool.NAME_RULES, lambda name: re.fullmatch("[a-z][a-z0-9-]{0,46}", name) is not None),
 )
 
 ADAPTER: Final = Kind(
@@ -123,7 +130,9 @@ ADAPTER: Final = Kind(
         Column("Digest", ".status.channels[0].activeDigest", "What is served", wide=True),
         _MESSAGE,
     ),
-    rules=adapter.NAME_RULES,
+    rules=_of_names(
+        adapter.NAME_RULES, lambda name: len(name) <= 63 and "." not in name and "--" not in name
+    ),
     selectable=(".spec.tenantRef",),
 )
 

@@ -52,6 +52,7 @@ class TenantModel(Model):
             "!self.name.contains('--')",
             "`name` must not contain `--`, which is kept for names of adapter versions; use a single `-`",
             field=".name",
+            holds=lambda model: "--" not in model.name,
         ),
     )
 

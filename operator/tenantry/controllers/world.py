@@ -26,6 +26,7 @@ from tenantry.cluster import (
     key_of,
     uid_of,
 )
+from tenantry.desired import older
 from tenantry.desired.problems import Problem, SpecError
 from tenantry.engines import FetcherClient, Replica, TenantryDriver
 from tenantry.engines.base import EngineDriver
@@ -268,9 +269,11 @@ def dedicated_to(pool: Obj) -> str | None:
 
 def _parse(model: type[M], obj: Obj) -> M | SpecError:
     try:
-        return model.model_validate(obj.get("spec"))
+        spec = model.model_validate(obj.get("spec"))
     except ValidationError as error:
         return SpecError(_problem(entry) for entry in error.errors()[:8])
+    problems = older.broken(obj["kind"], key_of(obj).name, spec)
+    return SpecError(problems) if problems else spec
 
 
 def _problem(entry: Any) -> Problem:

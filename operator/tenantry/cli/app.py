@@ -153,6 +153,18 @@ def status(tenant: Tenant) -> None:
     typer.echo(status(Cluster(), tenant), nl=False)
 
 
+@app.command("export")
+def export_tenants() -> None:
+    """Print all tenants, pools and adapters, to be applied to another cluster. Reads the cluster of KUBECONFIG."""
+    from .export import export
+    from .status import Cluster
+
+    found = export(Cluster())
+    typer.echo(found.text, nl=False)
+    for note in found.notes:
+        typer.echo(note, err=True)
+
+
 @app.command()
 def why(tenant: Tenant) -> None:
     """Say what keeps a tenant from being served, down to its pools and adapters. Exit code 1 when something does."""

@@ -25,6 +25,7 @@ from tenantry.desired import namespace, network, nodes, quota
 from tenantry.desired.tenant import derived_pool
 from tenantry.runtime.controller import Context
 
+from .deleting import remaining, why_it_stays
 from .world import World
 
 RIGHTS = "the operator's rights in the tenant's namespace take effect"
@@ -93,8 +94,10 @@ class Dedicated:
             if left:
                 return f"{left} in namespace `{where}` are still there"
             await ctx.prune(tenant, [NAMESPACE], [])
-            if await ctx.live(NAMESPACE, Key("", where)) is not None:
-                return f"namespace `{where}` is being deleted"
+            live = await ctx.live(NAMESPACE, Key("", where))
+            if live is not None:
+                why = why_it_stays(live)
+                return f"namespace `{where}` is being deleted{': ' if why else ''}{why}"
         for node in list(self.world.store.list(NODE)):
             if nodes.holds(node, name, uid_of(tenant)):
                 await self._patch(node, nodes.release_patch(node), ctx)
@@ -114,11 +117,9 @@ class Dedicated:
         """Workloads and pods of ours in the namespace, in words; empty when none is left."""
         counts = []
         for resource in (STATEFUL_SET, POD):
-            count = 0
-            async for _ in ctx.client.list(resource, namespace=where, labels=MANAGED):
-                count += 1
-            if count:
-                counts.append(f"{count} {resource.plural}")
+            found = [obj async for obj in ctx.client.list(resource, namespace=where, labels=MANAGED)]
+            if found:
+                counts.append(remaining(found, resource.plural))
         return " and ".join(counts)
 
     async def _claim(self, tenant: Obj, spec: TenantSpec, ctx: Context) -> str | None:

@@ -28,6 +28,7 @@ from tenantry.runtime.controller import DONE, Context, Result
 from . import bindings, placing, serving
 from .clock import seconds_since
 from .dedicated import RIGHTS, Dedicated
+from .deleting import deleting
 from .placements import NOWHERE, Placement
 from .world import World
 
@@ -280,14 +281,14 @@ class TenantReconciler:
         if names.FINALIZER not in tenant["metadata"].get("finalizers", []):
             return DONE
         if serving.stored_route(tenant) is not None:
-            await ctx.set_status(tenant, _deleting("the route is withdrawn", blocked=False))
+            await ctx.set_status(tenant, deleting(tenant, "the route is withdrawn", blocked=False))
         left = await self.dedicated.teardown(tenant, ctx)
         if left is None:
             ctx.recorder.event(tenant, "Released", "nothing of the tenant is left", action="Delete")
             await ctx.remove_finalizer(tenant)
             return DONE
         age = seconds_since(tenant["metadata"]["deletionTimestamp"])
-        await ctx.set_status(tenant, _deleting(left, blocked=age > DELETION_DEADLINE_SECONDS))
+        await ctx.set_status(tenant, deleting(tenant, left, blocked=age > DELETION_DEADLINE_SECONDS))
         return Result(DELETION_SECONDS)
 
 
@@ -300,14 +301,6 @@ def _regulated(tenant: Obj, spec: TenantSpec) -> Obj:
         _suspended(spec),
     ]
     return {"isolation": isolation.guarantees(spec.tier, False, {}), "conditions": wire(verdicts)}
-
-
-def _deleting(left: str, *, blocked: bool) -> Obj:
-    message = f"being deleted: {left}"
-    if blocked:
-        message += f"; after a check by hand, remove finalizer `{names.FINALIZER}` to give up on the rest"
-    progressing = stall("DeletionBlocked", message) if blocked else progress("Deleting", message)
-    return {"conditions": wire([no("Ready", "Deleting", message), *progressing])}
 
 
 def _network(spec: TenantSpec, awaited: str | None) -> Verdict:

@@ -137,8 +137,9 @@ async def test_engines_go_before_the_namespace_and_a_block_is_said(
     assert "route" not in ((await lab.get(TENANT, "oak") or {})["status"])
     monkeypatch.setattr(tenant, "DELETION_DEADLINE_SECONDS", 0.0)
     blocked = await lab.until(TENANT, "oak", "Stalled", "True", "DeletionBlocked")
-    assert "1 pods" in blocked["message"]
-    assert names.FINALIZER in blocked["message"]
+    assert f"1 pods (`{pod.name}`, held by finalizer `tests.example/hold`" in blocked["message"]
+    command = """kubectl patch tenant {} --type=merge -p '{{"metadata":{{"finalizers":null}}}}'"""
+    assert command.format(lab.name("oak")) in blocked["message"]
     await lab.client.merge_patch(POD, pod, {"metadata": {"finalizers": None}})
     await until(lambda: gone(lab, TENANT, lab.key(TENANT, "oak")), seconds=60.0)
 

@@ -1,0 +1,85 @@
+"""Export and restore: in another cluster the same keys open the same tenants, and the promoted versions serve."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tenantry.api import keys
+from tenantry.cli.export import export
+from tenantry.cli.status import Cluster
+from tenantry.cluster import ADAPTER, ADAPTER_POOL, TENANT, Key, Obj
+from tenantry_gateway.auth import identify
+from tenantry_gateway.state import State
+
+if TYPE_CHECKING:
+    from conftest import Lab
+    from support.outage import Outage
+
+pytestmark = pytest.mark.apiserver
+
+CRDS = Path(__file__).parents[3] / "crds"
+
+
+def whose(tenant: Obj, key: str) -> str:
+    """Whom the gateway takes the key for, with that Tenant alone."""
+    state = State()
+    state.replace_tenants([tenant])
+    state.replace_slices([])
+    return identify([(b"authorization", f"Bearer {key}".encode())], state, time.time()).tenant.name
+
+
+async def test_keys_and_promoted_versions_hold_in_another_cluster(
+    lab: Lab, own_plane: Outage, crds: None, until: Any
+) -> None:
+    await lab.start()
+    where, minted = lab.config.release_namespace, keys.mint(lab.name("acme"))
+    await lab.settled_pool("lora", tiers=["MidMarket"], lora={"maxRank": 16})
+    auth = {"apiKeys": [{"name": "ci", "sha256": minted.sha256}]}
+    models = [lab.model("chat", "tone")]
+    await lab.tenant("acme", tier="MidMarket", models=models, adapterNamespaces=[where], auth=auth)
+    versions = {"1.0.0": "a", "2.0.0": "f"}
+    await lab.adapter("tone", "acme", versions, "1.0.0")
+    await lab.until(TENANT, "acme", "Ready", "True", "Serving")
+    served = await lab.served("acme")
+    lab.fleet.refused[f"sha256:{'f' * 64}"] = ("DigestMismatch", "other bytes than the spec says")
+    await lab.edit(ADAPTER, "tone", {"channels": [{"name": "stable", "version": "2.0.0"}]})
+    await lab.until(ADAPTER, "tone", "Stalled", "True")
+    assert await lab.served("acme") == served, "the failed version changed nothing"
+
+    found = export(Cluster())
+    documents = [d for d in yaml.safe_load_all(found.text) if d and lab.suffix in str(d["metadata"])]
+    assert [d["kind"] for d in documents] == ["Namespace", "AdapterPool", "Tenant", "Adapter"]
+    assert any("serves 1.0.0" in note for note in found.notes)
+    text = yaml.safe_dump_all(documents)
+
+    # another API server takes all of it as it is, and its Tenant opens to the same key
+    plane = own_plane.plane
+    folder = str(CRDS)
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", folder)
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", folder)
+    plane.kubectl("apply", "--server-side", "-f", "-", text=text)
+    there = yaml.safe_load(plane.kubectl("get", "tenant", lab.name("acme"), "-o", "yaml").stdout)
+    assert whose(there, minted.key) == lab.name("acme")
+    assert there["metadata"]["uid"] != (await lab.get(TENANT, "acme") or {})["metadata"]["uid"]
+    plane.kubectl("delete", "--wait=false", "-f", "-", text=text)
+
+    # and where nothing is left, an operator serves from it what was served before
+    for resource, name in ((ADAPTER, "tone"), (TENANT, "acme"), (ADAPTER_POOL, "lora")):
+        await lab.remove(resource, lab.key(resource, name))
+        key = lab.key(resource, name)
+        await until(lambda resource=resource, key=key: _gone(lab, resource, key), True)
+    for document in documents[1:]:
+        await lab.make(document)
+    await lab.until(TENANT, "acme", "Ready", "True", "Serving")
+    assert await lab.served("acme") == served
+    assert whose(await lab.get(TENANT, "acme") or {}, minted.key) == lab.name("acme")
+    channel = ((await lab.get(ADAPTER, "tone") or {})["status"])["channels"][0]
+    assert channel["activeDigest"] == f"sha256:{'a' * 64}", "proven anew by the engines"
+
+
+async def _gone(lab: Lab, resource: Any, key: Key) -> bool:
+    return await lab.client.get(resource, key) is None

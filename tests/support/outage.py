@@ -12,6 +12,7 @@ from typing import Any
 from cluster.controlplane import ControlPlane
 
 API = "kube-apiserver"
+CONTROLLERS = "kube-controller-manager"
 
 
 @dataclass
@@ -25,15 +26,16 @@ class Outage:
         return self.plane.kubeconfig
 
     def stop(self) -> None:
-        """The API server is gone, in the middle of whatever it does."""
-        server = self.plane._parts[API]
-        server.kill()
-        server.wait()
+        """The API server is gone in the middle of whatever it does, and Kubernetes' controllers with it."""
+        for part in (self.plane._parts.pop(CONTROLLERS), self.plane._parts[API]):
+            part.kill()
+            part.wait()
 
     def start(self) -> None:
         """It is back at the same address."""
         self.plane._spawn(API, *self._flags())
         self.plane._wait_ready()
+        self.plane._start_controllers()
 
     def erase(self, path: str) -> int:
         """Delete a key below `/registry` behind the API server's back: nobody gets an event. How many there were."""

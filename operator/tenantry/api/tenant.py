@@ -142,6 +142,7 @@ class Isolation(Model):
             "`egress` must be a list of CIDRs such as `203.0.113.0/24` without bits beyond the prefix; add the prefix"
             " length and clear those bits",
             field=".egress",
+            holds=lambda isolation: all("/" in cidr for cidr in isolation.egress),
         ),
         Rule(
             "!has(self.egress) || self.egress.all(e, !isCIDR(e) || [cidr('169.254.0.0/16'), cidr('127.0.0.0/8'),"
@@ -212,6 +213,7 @@ class TenantSpec(Model):
             " set `tier` to Enterprise or Regulated",
             field=".isolation",
             reason="FieldValueForbidden",
+            holds=lambda spec: spec.tier.dedicated or spec.isolation.nodes == 1,
         ),
     )
 

@@ -214,7 +214,6 @@ DELETED: list[tuple[str, Object]] = [
     ("only objects with", _object("Secret", "tenantry-salt", RELEASE)),
     ("must neither make nor delete Tenants", _object("Tenant", "acme", "", API)),
     ("only AdapterPools that it derived", _pool("shared")),
-    ("must not change or delete a namespace", namespace("default")),
     ("must not change or delete a namespace", namespace(FOREIGN)),
 ]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from tenantry.api import keys
-from tenantry.cli.export import export
-from tenantry.cli.status import Cluster
-from tenantry.cluster import ADAPTER, ADAPTER_POOL, TENANT, Key, Obj
+from tenantry.cluster import ADAPTER, ADAPTER_POOL, STATEFUL_SET, TENANT, Key, Obj
 from tenantry_gateway.auth import identify
 from tenantry_gateway.state import State
 
@@ -32,6 +34,19 @@ def whose(tenant: Obj, key: str) -> str:
     return identify([(b"authorization", f"Bearer {key}".encode())], state, time.time()).tenant.name
 
 
+def exported(kubeconfig: Path) -> tuple[str, str]:
+    """What `tenantry export` prints, and what it says besides."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tenantry.cli", "export"],
+        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
 async def test_keys_and_promoted_versions_hold_in_another_cluster(
     lab: Lab, own_plane: Outage, crds: None, until: Any
 ) -> None:
@@ -50,10 +65,10 @@ async def test_keys_and_promoted_versions_hold_in_another_cluster(
     await lab.until(ADAPTER, "tone", "Stalled", "True")
     assert await lab.served("acme") == served, "the failed version changed nothing"
 
-    found = export(Cluster())
-    documents = [d for d in yaml.safe_load_all(found.text) if d and lab.suffix in str(d["metadata"])]
+    text, notes = await asyncio.to_thread(exported, lab.kubeconfig)
+    documents = [d for d in yaml.safe_load_all(text) if d and lab.suffix in str(d["metadata"])]
     assert [d["kind"] for d in documents] == ["Namespace", "AdapterPool", "Tenant", "Adapter"]
-    assert any("serves 1.0.0" in note for note in found.notes)
+    assert "serves 1.0.0" in notes
     text = yaml.safe_dump_all(documents)
 
     # another API server takes all of it as it is, and its Tenant opens to the same key
@@ -72,6 +87,8 @@ async def test_keys_and_promoted_versions_hold_in_another_cluster(
         await lab.remove(resource, lab.key(resource, name))
         key = lab.key(resource, name)
         await until(lambda resource=resource, key=key: _gone(lab, resource, key), True)
+    workload = Key(where, f"{lab.name('lora')}-fast")
+    await until(lambda: _gone(lab, STATEFUL_SET, workload), True, seconds=120.0)  # collected as garbage
     for document in documents[1:]:
         await lab.make(document)
     await lab.until(TENANT, "acme", "Ready", "True", "Serving")

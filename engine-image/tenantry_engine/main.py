@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from tenantry_engine.errors import EngineError
@@ -26,6 +25,7 @@ from tenantry_engine.identity import Verifier
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.options import parser
 from tenantry_engine.server.front import Front
+from tenantry_engine.server.listening import Server, configuration, end, listen
 from tenantry_engine.server.tracing import tracing
 from tenantry_engine.tokenizer import Tokenizer
 
@@ -35,8 +35,6 @@ _LAST_WORDS_SECONDS = 2
 """How long answers that the engine's end cut may take to say so."""
 
 _ENGINE_END_SECONDS = 10
-
-_STUCK_CLIENT_SECONDS = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +62,7 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
     if not options.dev_open and options.identity_dir is None:
         raise EngineError("`--identity-dir` must be given (or `--dev-open`, which serves everybody)")
     verifier = None if options.dev_open else Verifier(options.audience, options.identity_dir)
-    sockets = [_listen(options.host, port) for port in (options.port, options.admin_port)]
+    sockets = [listen(options.host, port) for port in (options.port, options.admin_port)]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,7 +80,8 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
         facts = await ready
         front = Front.make(link, options.model, tokenizer, verifier, adapters=options.adapters)
         servers = [
-            _Server(_uvicorn(app, options.shutdown_seconds)) for app in (front.serving.app, front.admin.app)
+            Server(configuration(app, options.shutdown_seconds))
+            for app in (front.serving.app, front.admin.app)
         ]
         tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, sockets, strict=True)]
         front.admin.ready = True
@@ -142,20 +141,6 @@ async def _first(*waits: Awaitable[Any]) -> None:
             task.cancel()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket that no one can connect to before a server listens on it. Raises EngineError."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # a client that does not take what was sent is gone after this time, and with it what it holds
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_CLIENT_SECONDS * 1000)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise EngineError(f"`--port` and `--admin-port` must be free: {host}:{port}: {error}") from error
-    return sock
-
-
 async def _end_of(process: subprocess.Popen[bytes]) -> str:
     """How it ended, in words."""
     try:
@@ -166,31 +151,6 @@ async def _end_of(process: subprocess.Popen[bytes]) -> str:
         return f"exit code {code}"
     hint = "; killed from outside, perhaps for its memory" if code == -signal.SIGKILL else ""
     return f"signal {-code}{hint}"
-
-
-def end(servers: list[_Server]) -> None:
-    """They take no new connection, and end when their answers are out."""
-    for server in servers:
-        server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Two servers share the process, so signals are ours to handle."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn(app: object, shutdown_seconds: float = 60) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=int(shutdown_seconds),
-        server_header=False,
-    )
 
 
 if __name__ == "__main__":

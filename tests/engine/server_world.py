@@ -11,8 +11,8 @@ import engine_world as world
 import httpx
 from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.identity import Verifier
-from tenantry_engine.main import _listen, _Server, _uvicorn
 from tenantry_engine.replica import Replica
+from tenantry_engine.server.listening import Server, configuration, listen
 from tokenizers import AddedToken, Tokenizer
 
 TOOL_TEMPLATE = """{% if tools %}<|im_start|>system
@@ -62,8 +62,10 @@ class Served:
             adapters=adapters,
         )
         self.engine = self.replica.engine
-        sockets = [_listen("127.0.0.1", 0) for _ in range(2)]
-        self._servers = [_Server(_uvicorn(app)) for app in (self.replica.serving.app, self.replica.admin.app)]
+        sockets = [listen("127.0.0.1", 0) for _ in range(2)]
+        self._servers = [
+            Server(configuration(app)) for app in (self.replica.serving.app, self.replica.admin.app)
+        ]
         self.url, self.admin_url = (f"http://127.0.0.1:{s.getsockname()[1]}" for s in sockets)
 
         async def serve() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import engine_world as world
 import httpx
 import pytest
-import tenantry_engine.main as main
+import tenantry_engine.server.listening as ports
 from tenantry_engine.config import EngineConfig, LoraConfig
 from tenantry_engine.errors import RequestError
 from tenantry_engine.ipc.messages import (
@@ -266,7 +266,7 @@ def test_tokens_that_nobody_takes_are_not_made(tiny: world.TinyModel, tmp_path: 
 
 
 async def test_a_client_that_does_not_read_is_gone_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "_STUCK_CLIENT_SECONDS", 1)
+    monkeypatch.setattr(ports, "_STUCK_CLIENT_SECONDS", 1)
     gone = asyncio.Event()
     sent = 0
 
@@ -286,8 +286,8 @@ async def test_a_client_that_does_not_read_is_gone_after_a_while(monkeypatch: py
         gone.set()
         pouring.cancel()
 
-    listening = main._listen("127.0.0.1", 0)
-    server = main._Server(main._uvicorn(app))
+    listening = ports.listen("127.0.0.1", 0)
+    server = ports.Server(ports.configuration(app))
     serving = asyncio.create_task(server.serve([listening]))
     await until(lambda: server.started)
     with socket.create_connection(listening.getsockname()) as client:

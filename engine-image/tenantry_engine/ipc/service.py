@@ -152,6 +152,7 @@ class Service:
             "fence": engine.registry.fence,
             "pages": asdict(engine.pool.counts()),
             "adapters": engine.registry.reports(engine.scheduler.in_flight),
+            "requests": engine.scheduler.running + engine.scheduler.waiting,
         }
 
     def _load(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,10 +17,31 @@ from tenantry_engine.adapters.store import BlobStore, DigestMismatchError, TooLa
 from tenantry_engine.digest import MAX_CONFIG_BYTES, is_digest
 from tenantry_engine.errors import RequestError
 from tenantry_engine.identity import FETCHER, GATEWAY, OPERATOR, Verifier
-from tenantry_engine.ipc.link import EngineLink
+from tenantry_engine.ipc.messages import Facts
 from tenantry_engine.server.http import authorize, guarded, json_response, read_body
-from tenantry_engine.server.metrics import Metrics
 from tenantry_engine.server.schemas import DeclareBody, SmokeBody, parse
+
+
+class Asked(Protocol):
+    """Whatever serves behind the admin port: the engine's link, or the agent that stands before another engine."""
+
+    draining: bool
+    lost: asyncio.Event
+
+    @property
+    def facts(self) -> Facts: ...
+    @property
+    def healthy(self) -> bool: ...
+
+    async def ask(self, what: str, **arguments: Any) -> Any:
+        """The answer to one of the questions below. Raises RequestError."""
+
+
+class Rendered(Protocol):
+    """The series of the replica."""
+
+    def look(self, numbers: dict[str, Any]) -> None: ...
+    def render(self) -> bytes: ...
 
 
 class Admin:
@@ -28,9 +49,9 @@ class Admin:
 
     def __init__(
         self,
-        engine: EngineLink,
+        engine: Asked,
         verifier: Verifier | None,
-        metrics: Metrics,
+        metrics: Rendered,
         smoke: Callable[[str, str, str], Awaitable[int]],
     ) -> None:
         """`smoke` runs (served name, digest, tenant's uid) on a short prompt."""
@@ -155,4 +176,5 @@ class Admin:
                 "pages": report["pages"],
             },
             "adapters": report["adapters"],
+            "requests": report["requests"],
         }

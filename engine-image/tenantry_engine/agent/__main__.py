@@ -1,0 +1,5 @@
+"""`python -m tenantry_engine.agent`."""
+
+from tenantry_engine.agent.main import main
+
+main()

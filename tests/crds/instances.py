@@ -134,6 +134,16 @@ def _mend_pool(draw: Draw, spec: Object) -> None:
         resources["acceleratorCount"] = max(1, resources.get("acceleratorCount", 1))
     else:
         resources.pop("acceleratorCount", None)
+    if engine.get("type") == "VLLM":
+        engine["image"] = "registry.example.com:5000/vllm:1.0.0"
+        if chosen == "image":
+            spec["baseModel"].pop("digest", None)
+    if "tensorParallel" in engine and "accelerator" in resources:
+        engine["tensorParallel"] = min(engine["tensorParallel"], resources["acceleratorCount"])
+    for lane in spec["lanes"]:
+        count = lane.get("replicas", {})
+        if "max" in count:
+            count["min"] = min(count.get("min", 1), count["max"])
     for toleration in spec.get("scheduling", {}).get("tolerations", []):
         if toleration.get("operator") == "Exists":
             toleration.pop("value", None)

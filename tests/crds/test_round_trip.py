@@ -75,10 +75,15 @@ def test_pool_defaults_are_stored(rest: Rest) -> None:
         "type": "Tenantry",
         "dtype": "bfloat16",
         "maxModelLen": 2048,
+        "tensorParallel": 1,
         "resources": {"cpu": "1", "memory": "2Gi", "acceleratorCount": 0},
     }
     assert spec["lanes"] == [{"name": "fast", "replicas": {"min": 1}, "slots": 16}]
-    assert spec["placement"] == {"replicasPerTenant": 2, "maxTenantsPerReplica": 1000}
+    assert spec["placement"] == {
+        "replicasPerTenant": 2,
+        "maxTenantsPerReplica": 1000,
+        "headroomPercent": 0,
+    }
 
 
 def test_a_new_object_is_observed_by_nobody(rest: Rest) -> None:

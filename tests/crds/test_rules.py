@@ -154,6 +154,20 @@ REFUSED: list[tuple[str, Object]] = [
     ("Required value", _tolerating(operator="Exists")),
     ("duplicate entries for key", pool("x", lanes=[{"name": "fast"}, {"name": "fast"}])),
     ("duplicate entries for key", pool("x", tiers=["Free", "Free"])),
+    ("`max` must be at least `min`", pool("x", lanes=[{"name": "fast", "replicas": {"min": 3, "max": 2}}])),
+    ("`image` must be set where `type` is `VLLM`", pool("x", engine={"type": "VLLM"})),
+    (
+        "`tensorParallel` must be at most",
+        pool("x", engine={"tensorParallel": 2, "resources": {"accelerator": "a/b", "acceleratorCount": 1}}),
+    ),
+    (
+        "`baseModel.digest` must be absent",
+        pool(
+            "x",
+            baseModel={**MODEL, "digest": DIGEST},
+            engine={"type": "VLLM", "image": "registry.example/vllm:1"},
+        ),
+    ),
     ("`digest` must be `sha256:`", pool("x", baseModel={**MODEL, "digest": HEX})),
     ("`metadata.name` must be a DNS label of at most 63", adapter("a--b")),
     ("`metadata.name` must be a DNS label of at most 63", adapter("a.b")),

@@ -19,6 +19,8 @@ class Engine:
     """One replica: what it was told, which bytes it has."""
 
     limit: int = 1000
+    model: str = "tiny"
+    requests: int = 0
     fence: tuple[int, int] = (0, 0)
     adapters: dict[str, Wire] = field(default_factory=dict)
     blobs: set[str] = field(default_factory=set)
@@ -63,11 +65,12 @@ class Engine:
         return web.json_response(
             {
                 "fence": {"epoch": self.fence[0], "counter": self.fence[1]},
-                "ready": True,
+                "ready": not self.drained,
                 "draining": self.drained,
-                "model": {"name": "tiny", "digest": ""},
+                "model": {"name": self.model, "digest": ""},
                 "capacity": {"maxRank": 64, "maxRegistered": self.limit, "slots": 8},
                 "adapters": adapters,
+                "requests": self.requests,
             }
         )
 

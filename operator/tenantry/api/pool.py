@@ -113,6 +113,7 @@ class Resources(Model):
 
 class EngineType(StrEnum):
     TENANTRY = "Tenantry"
+    VLLM = "VLLM"
 
 
 class Dtype(StrEnum):
@@ -125,16 +126,19 @@ class Engine(Model):
     """How one engine pod runs."""
 
     type: EngineType = EngineType.TENANTRY
-    """The engine that the pods run."""
+    """`VLLM`: vLLM on the pod's loopback behind Tenantry's agent; what it cannot guarantee is listed in the condition
+    `Guaranteed`."""
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """Absent: the release's engine image. `:latest` and no tag are refused."""
+    """Absent: the release's engine image; vLLM's must be named. `:latest` and no tag are refused."""
     resources: Resources = Resources()
     dtype: Dtype = Dtype.BFLOAT16
     """Type of weights and KV cache."""
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 2048
     """Longest sequence in tokens, input and output together."""
     pool_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] | None = None
-    """Bytes of the page pool that KV cache and adapters share. Absent: what the memory leaves."""
+    """Bytes of the page pool that KV cache and adapters share; of vLLM, its KV cache. Absent: what memory leaves."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=16)] = 1
+    """Processes that hold the model together; on accelerators one each."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -142,6 +146,20 @@ class Engine(Model):
             " && self.image.matches('(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})$'))",
             "`image` must name a tag or a digest, and not `:latest`, so that every replica runs the same; pin it",
             field=".image",
+        ),
+        Rule(
+            "!has(self.type) || self.type != 'VLLM' || has(self.image)",
+            "`image` must be set where `type` is `VLLM`, since the release brings none; name vLLM's image",
+            field=".image",
+            reason="FieldValueRequired",
+        ),
+        Rule(
+            "!has(self.tensorParallel) || self.tensorParallel == 1 || !has(self.resources)"
+            " || !has(self.resources.accelerator) || (has(self.resources.acceleratorCount)"
+            " && self.tensorParallel <= self.resources.acceleratorCount)",
+            "`tensorParallel` must be at most `resources.acceleratorCount`, since each part takes an accelerator of its"
+            " own; ask for more of them or split less",
+            field=".tensorParallel",
         ),
     )
 
@@ -178,10 +196,20 @@ class LaneName(StrEnum):
 
 
 class Replicas(Model):
-    """`min` replicas run; scaling beyond it belongs to whoever scales the lane's StatefulSet."""
+    """`min` alone: so many replicas run. With `max`, an autoscaler decides and the operator never writes the number."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.max) || !has(self.min) || self.max >= self.min",
+            "`max` must be at least `min`; raise it, or drop it to keep the number fixed",
+            field=".max",
+        ),
+    )
 
     min: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Replicas that run."""
+    """Replicas that run; with `max`, those that a new lane starts with and the fewest that its autoscaler keeps."""
+    max: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Hands the number over to the autoscaler (HPA, KEDA) of the lane's StatefulSet. Absent: the operator keeps it."""
 
 
 class Lane(Model):
@@ -223,6 +251,17 @@ class Toleration(Model):
     """Absent: every effect."""
 
 
+class Spread(Model):
+    """How evenly a lane's pods lie over the values of one node label."""
+
+    topology_key: LabelKey
+    """Label of the nodes."""
+    max_skew: Annotated[int, Field(ge=1, le=100)] = 1
+    """How many pods more one value may have than another."""
+    when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
+    """`DoNotSchedule` leaves a pod pending rather than uneven."""
+
+
 class Scheduling(Model):
     """Where the pool's pods may run."""
 
@@ -232,6 +271,11 @@ class Scheduling(Model):
     """Taints that the pods put up with."""
     priority_class_name: DnsSubdomain | None = None
     """An existing PriorityClass."""
+    topology_spread: (
+        Annotated[list[Spread], Field(min_length=1, max_length=4, json_schema_extra=keyed_by("topologyKey"))]
+        | None
+    ) = None
+    """Absent: over nodes and zones, by one, where that can be."""
 
 
 class Placement(Model):
@@ -241,13 +285,29 @@ class Placement(Model):
     """Replicas of a lane that one tenant is spread over."""
     max_tenants_per_replica: Annotated[int, Field(ge=1, le=10_000)] = 1000
     """Tenants that one replica may serve."""
+    headroom_percent: Annotated[int, Field(ge=0, le=90)] = 0
+    """Share of `maxTenantsPerReplica` that newcomers do not get, so that the tenants of a lost replica find room."""
 
 
 class Upgrade(Model):
-    """How a changed pool is rolled."""
+    """How a changed pool is rolled: canaries first, then the rest, and back where that fails.
 
+    Fields that change no pod (lanes' replicas, placement, tiers, all of this but `retryToken`) roll nothing; neither
+    does a new release of the operator, unless it brings another engine image and the pool names none.
+    """
+
+    canary_replicas: Annotated[int, Field(ge=0, le=100)] = 1
+    """Replicas of a lane that run the new revision before others follow; 0: none goes ahead."""
+    canary_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
+    """How long a new replica must be ready and answer, without a restart, before it counts."""
     max_unavailable: Annotated[int, Field(ge=1, le=100)] = 1
-    """Replicas of a lane that may be down at once."""
+    """Replicas of a lane that may be down at once; evictions are bounded by it too."""
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
+    """Longest wait before a pod ends: for its tenants to find another replica, and again for its requests to end."""
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=86_400)] = 1200
+    """A new replica that has not come to count by then fails the revision; the earlier one comes back."""
+    retry_token: Annotated[str, Field(max_length=64)] | None = None
+    """Any text. Another one rolls the pool with the present release's template, and tries a failed revision again."""
 
 
 class AdapterPoolSpec(Model):
@@ -259,6 +319,14 @@ class AdapterPoolSpec(Model):
             "`baseModel.name` must stay as it is, since tenants and adapters are bound to it; make a new pool and move"
             " the tenants to it with `poolRef`",
             field=".baseModel.name",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!has(self.baseModel.digest) || !has(self.engine) || !has(self.engine.type) || self.engine.type != 'VLLM'"
+            " || has(self.baseModel.source.pvc)",
+            "`baseModel.digest` must be absent for a model in vLLM's image, which nobody but vLLM can read; put the"
+            " model on a volume (`source.pvc`), or pin the image by its digest",
+            field=".baseModel.digest",
             reason="FieldValueForbidden",
         ),
     )
@@ -283,6 +351,8 @@ class LaneStatus(Status):
     stateful_set: DnsSubdomain
     replicas: Annotated[int, Field(ge=0)] = 0
     ready_replicas: Annotated[int, Field(ge=0)] = 0
+    updated_replicas: Annotated[int, Field(ge=0)] = 0
+    """Replicas whose pods run the wanted revision."""
 
 
 class AdapterCounts(Status):

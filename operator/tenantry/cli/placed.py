@@ -107,7 +107,7 @@ class Fleet:
             for name, spec in sorted(self.pools.items())
         ]
 
-    def lane(self, pool: str, lane: LaneName) -> Sequence[Replica]:
+    def lane(self, pool: str, lane: LaneName, held: Sequence[str]) -> Sequence[Replica]:
         return [Replica(names.replica_pod(pool, lane, i)) for i in range(self.sizes[pool].get(lane, 0))]
 
     def loads(self, pool: str, lane: LaneName, tenant: str) -> Mapping[str, Load]:

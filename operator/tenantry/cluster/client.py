@@ -179,6 +179,28 @@ class Client:
         )
         return self._seen(resource, answer, exclusive=True)
 
+    async def give_up(self, live: Obj, field: tuple[str, ...]) -> Obj:
+        """Own one field of that very version of the object no longer, without a change of its value.
+
+        `field` is its path in managedFields. An apply that merely stops sending a field which it owns alone removes it.
+        """
+        resource = resource_of(live)
+        entries = [
+            _without(entry, field) if entry.get("manager") == FIELD_MANAGER else entry
+            for entry in live["metadata"].get("managedFields", [])
+        ]
+        answer = await self.transport.request(
+            "PATCH",
+            resource.path(*key_of(live)),
+            query={"fieldManager": FIELD_MANAGER},
+            body=[
+                {"op": "replace", "path": "/metadata/managedFields", "value": entries},
+                {"op": "replace", "path": "/metadata/resourceVersion", "value": version_of(live)},
+            ],
+            content_type=JSON_PATCH,
+        )
+        return self._seen(resource, answer, exclusive=True)
+
     async def delete(
         self,
         resource: Resource,
@@ -263,6 +285,20 @@ def _conditional(metadata: Obj, uid: str, version: str) -> Obj:
         **({"uid": uid} if uid else {}),
         **({"resourceVersion": version} if version else {}),
     }
+
+
+def _without(entry: Obj, field: tuple[str, ...]) -> Obj:
+    """The entry of managedFields without one field."""
+
+    def cut(fields: Obj, path: tuple[str, ...]) -> Obj:
+        head, *rest = path
+        if head not in fields:
+            return fields
+        if rest:
+            return {**fields, head: cut(fields[head], tuple(rest))}
+        return {name: value for name, value in fields.items() if name != head}
+
+    return {**entry, "fieldsV1": cut(entry.get("fieldsV1") or {}, field)}
 
 
 def _is_posted(entry: Obj) -> bool:

@@ -115,6 +115,19 @@ def routed_replicas(tenant: Obj | None) -> frozenset[Key]:
     )
 
 
+def stored_lanes(tenant: Obj, pool: str, lane: LaneName) -> frozenset[str]:
+    """The replicas of one lane of a pool that the stored route names."""
+    route = (tenant.get("status") or {}).get("route") or {}
+    return frozenset(
+        replica
+        for entry in route.get("pools") or []
+        if entry["name"] == pool
+        for found in entry.get("lanes") or []
+        if found["name"] == lane.value
+        for replica in found.get("replicas") or []
+    )
+
+
 def routed_names(tenant: Obj, pool: str) -> Iterable[tuple[str, str]]:
     """(served name, digest) of every adapter that the stored route serves from the pool."""
     route = (tenant.get("status") or {}).get("route") or {}

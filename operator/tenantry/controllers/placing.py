@@ -64,8 +64,8 @@ class _View:
     def candidates(self, tenant: str) -> Sequence[Candidate]:
         return [self._candidate(pool, tenant) for pool in self.world.pools()]
 
-    def lane(self, pool: str, lane: LaneName) -> Sequence[Replica]:
-        return replica_facts.of_lane(self.world, self._pool(pool), lane)
+    def lane(self, pool: str, lane: LaneName, held: Sequence[str]) -> Sequence[Replica]:
+        return replica_facts.of_lane(self.world, self._pool(pool), lane, held)
 
     def loads(self, pool: str, lane: LaneName, tenant: str) -> Mapping[str, Load]:
         return self.world.placements.loads(pool, lane, tenant)

@@ -37,6 +37,28 @@ def incarnation(pod: Obj) -> str | None:
     return f"{pod['metadata']['uid']}/{engine.get('containerID', '')}/{engine.get('restartCount', 0)}"
 
 
+def is_running(pod: Obj) -> bool:
+    return incarnation(pod) is not None
+
+
+def restarts(pod: Obj) -> int:
+    """How often its containers ended and were started again, all together."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return sum(int(status.get("restartCount", 0)) for status in statuses)
+
+
+def waits_for(pod: Obj) -> str:
+    """Why its containers do not run, in Kubernetes' words (`ImagePullBackOff`, ...); empty when they do."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    for status in statuses:
+        reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
+        if reason:
+            return f"container {status.get('name')}: {reason}"
+    if pod.get("status", {}).get("phase") == "Pending" and not statuses:
+        return "it has no node yet"
+    return ""
+
+
 def revision(pod: Obj) -> str:
     """The revision of the StatefulSet's template from which the pod was made."""
     return str(pod["metadata"].get("labels", {}).get("controller-revision-hash", ""))
@@ -50,7 +72,10 @@ def trim_pod(pod: Obj) -> Obj:
             "name": entry.get("name"),
             "containerID": entry.get("containerID", ""),
             "restartCount": entry.get("restartCount", 0),
-            "state": {name: {} for name in entry.get("state") or {}},
+            "state": {
+                name: {"reason": state["reason"]} if name == "waiting" and (state or {}).get("reason") else {}
+                for name, state in (entry.get("state") or {}).items()
+            },
         }
         for entry in status.get("containerStatuses") or []
     ]
@@ -79,7 +104,7 @@ def trim_node(node: Obj) -> Obj:
 
 
 def trim_stateful_set(workload: Obj) -> Obj:
-    """With managedFields: they tell who scales it."""
+    """With managedFields: they tell who scales it. With annotations: they tell what its pods are made from."""
     return workload
 
 

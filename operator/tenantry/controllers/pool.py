@@ -1,14 +1,13 @@
-"""AdapterPool: its engines' StatefulSets, Services and budgets as the spec says, rolled one pod at a time."""
+"""AdapterPool: its engines' StatefulSets, Services and budgets as the spec says, scaled and rolled with care."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 
 from tenantry.api import names
 from tenantry.api.pool import Lane, LaneName
 from tenantry.cluster import (
     ADAPTER_POOL,
-    POD,
     POD_DISRUPTION_BUDGET,
     SERVICE,
     STATEFUL_SET,
@@ -16,33 +15,34 @@ from tenantry.cluster import (
     NameTaken,
     Obj,
     is_deleting,
-    key_of,
-    uid_of,
 )
-from tenantry.desired import engine
-from tenantry.desired.conditions import Verdict, no, not_ready, progress, settled, stall, wire, yes
+from tenantry.desired import engine, pool_status, revision, scaling
+from tenantry.desired.conditions import stall, wire
 from tenantry.desired.problems import SpecError
-from tenantry.engines import EngineError
+from tenantry.desired.revision import History
 from tenantry.runtime.controller import DONE, Context, Result
 
 from . import pods
+from .farewell import Farewells
+from .rolling import LOOK_SECONDS, Rolling
 from .world import Pool, World
 
-DRAIN_SECONDS = 3.0
-"""Between draining a replica and deleting its pod: gateways look this often and send nothing more by then."""
-
 OWNED = (STATEFUL_SET, SERVICE, POD_DISRUPTION_BUDGET)
+REPLICAS = ("f:spec", "f:replicas")
 
 
 class PoolReconciler:
     def __init__(self, world: World) -> None:
         self.world = world
-        self._drained: dict[str, float] = {}
+        self.farewells = Farewells(world)
+        self.rolling = Rolling(world, self.farewells)
+        self._taken_back: Counter[tuple[str, int, LaneName]] = Counter()
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
         obj = self.world.store.get(ADAPTER_POOL, key)
         if obj is None:
             self.world.forget_spec("AdapterPool", key)
+            self.farewells.forget(key.name)
             return DONE
         if is_deleting(obj):
             return DONE
@@ -56,19 +56,43 @@ class PoolReconciler:
             if tenant is None or is_deleting(tenant):
                 return DONE  # the tenant's deletion takes the pool along
             region = ((tenant.get("spec") or {}).get("isolation") or {}).get("region")
-        objects = engine.render(pool.spec, self._facts(pool, region))
+        scales = {lane.name: await self._scale(pool, lane, ctx) for lane in pool.spec.lanes}
+        facts = self._facts(pool, region, {name: scale.send for name, scale in scales.items()})
+        histories = self._histories(pool, facts)
+        objects = engine.render(pool.spec, facts, histories)
         try:
             await ctx.ensure(obj, objects)
         except NameTaken as taken:
-            await ctx.set_status(obj, self._status(pool, stall("NameTaken", str(taken))))
+            await ctx.set_status(obj, self._status(pool, facts, histories, str(taken)))
             return DONE
         await ctx.prune(obj, OWNED, objects)
-        rolling = [await self._roll(pool, lane) for lane in pool.spec.lanes]
-        await ctx.set_status(obj, self._status(pool))
-        waits = [wait for wait in rolling if wait is not None]
+        waits = [LOOK_SECONDS] if any(self._shrinks(scale) for scale in scales.values()) else []
+        steps = {
+            lane.name: await self.rolling.step(pool, lane, histories[lane.name]) for lane in pool.spec.lanes
+        }
+        waits += [step.again_in for step in steps.values() if step.again_in is not None]
+        failure = next((step.failure for step in steps.values() if step.failure), "")
+        after = histories
+        if failure:
+            after = {
+                lane.name: _failed(histories[lane.name], engine.asked(pool.spec, facts, lane), failure)
+                for lane in pool.spec.lanes
+            }
+            ctx.recorder.event(obj, "UpgradeFailed", failure, action="Upgrade", type="Warning")
+        elif any(step.complete for step in steps.values()) and all(
+            step.complete or step.empty for step in steps.values()
+        ):
+            after = {name: revision.settle(history) for name, history in histories.items()}
+        if after != histories:
+            histories = after
+            await ctx.ensure(obj, engine.render(pool.spec, facts, histories))
+            waits.append(LOOK_SECONDS)
+        await ctx.set_status(obj, self._status(pool, facts, histories))
         return Result(min(waits)) if waits else DONE
 
-    def _facts(self, pool: Pool, region: str | None) -> engine.PoolFacts:
+    def _facts(
+        self, pool: Pool, region: str | None, replicas: dict[LaneName, int | None]
+    ) -> engine.PoolFacts:
         config = self.world.config
         return engine.PoolFacts(
             name=pool.name,
@@ -77,106 +101,100 @@ class PoolReconciler:
             image=config.engine_image,
             pull_policy=config.image_pull_policy,
             region_label=config.region_label,
-            replicas={
-                lane.name: engine.replicas_to_send(lane.replicas.min, self.world.workload(pool, lane.name))
-                for lane in pool.spec.lanes
-            },
+            replicas=replicas,
             dedicated=None if pool.tenant is None else engine.DedicatedTo(pool.tenant, region),
         )
 
-    # rolling
+    # what pods are made from
 
-    async def _roll(self, pool: Pool, lane: Lane) -> float | None:
-        """Replace outdated pods within `maxUnavailable`; seconds until the next step, None when none is due."""
-        workload = self.world.workload(pool, lane.name)
-        status = (workload or {}).get("status") or {}
-        update = status.get("updateRevision")
-        if workload is None or not update:
-            return None
-        if int(status.get("observedGeneration", 0)) < int(workload["metadata"].get("generation", 0)):
-            return None  # the StatefulSet's controller has not seen the template yet
+    def _histories(self, pool: Pool, facts: engine.PoolFacts) -> dict[LaneName, History]:
+        """What each lane is to run now. Where a lane failed, the others go back with it."""
+        found: dict[LaneName, History] = {}
+        for lane in pool.spec.lanes:
+            kept = revision.read(self.world.workload(pool, lane.name))
+            found[lane.name] = revision.advance(
+                kept, engine.asked(pool.spec, facts, lane), engine.template(pool.spec, facts, lane)
+            )
+        failed = next((history for history in found.values() if history.failed is not None), None)
+        if failed is None:
+            return found
+        return {
+            lane.name: _failed(found[lane.name], engine.asked(pool.spec, facts, lane), failed.why)
+            for lane in pool.spec.lanes
+        }
+
+    # how many
+
+    async def _scale(self, pool: Pool, lane: Lane, ctx: Context) -> scaling.Scale:
+        live = self.world.workload(pool, lane.name)
+        known = (pool.uid, int(pool.obj["metadata"].get("generation", 0)), lane.name)
+        count = self._taken_back[known]
+        scale = scaling.decide(lane.replicas, live, taken_back=count)
         replicas = self.world.lane_replicas(pool, lane.name)
-        present = {name: pod for name in replicas if (pod := self.world.pod(pool, name)) is not None}
-        outdated = {n: p for n, p in present.items() if pods.revision(p) != update and not is_deleting(p)}
-        if not outdated:
-            return None
-        broken = [
-            name
-            for name in outdated
-            if not pods.is_ready(present[name]) and not self._draining(present[name])
-        ]
-        for name in broken:
-            await self._delete(outdated[name])  # it serves nobody already
-        serving = sum(name in present and pods.is_ready(present[name]) for name in replicas)
-        waits = []
-        budget = pool.spec.upgrade.max_unavailable - (len(replicas) - serving)
-        for name, pod in sorted(outdated.items()):
-            if name in broken:
-                continue
-            since = self._drained.get(uid_of(pod))
-            if since is not None:
-                left = DRAIN_SECONDS - (self.world.clock() - since)
-                if left <= 0:
-                    await self._delete(pod)
-                else:
-                    waits.append(left)
-            elif budget > 0:
-                budget -= 1
-                await self._drain(pool, name, pod)
-                waits.append(DRAIN_SECONDS)
-        return min(waits) if waits else None
+        retiring = replicas[scale.target :] if self._shrinks(scale) else []
+        self.farewells.retire(pool, lane, retiring)
+        if retiring and await self._emptied(pool, lane, retiring):
+            scale = scaling.decide(lane.replicas, live, taken_back=count, emptied=True)
+        if scale.give_up and live is not None:
+            await ctx.client.give_up(live, REPLICAS)
+        if scale.taken_back:
+            self._taken_back[known] += 1
+        return scale
 
-    def _draining(self, pod: Obj) -> bool:
-        return uid_of(pod) in self._drained
+    @staticmethod
+    def _shrinks(scale: scaling.Scale) -> bool:
+        return scale.send is not None and scale.send > scale.target
 
-    async def _drain(self, pool: Pool, replica: str, pod: Obj) -> None:
-        self._drained[uid_of(pod)] = self.world.clock()
-        ip = pods.address(pod)
-        if self.world.driver is None or ip is None:
-            return
-        try:
-            await self.world.driver.drain(self.world.peer(pool, replica, ip))
-        except EngineError:
-            return  # SIGTERM drains it too
-
-    async def _delete(self, pod: Obj) -> None:
-        await self.world.setup.client.delete(POD, key_of(pod), uid=uid_of(pod))
-        self._drained.pop(uid_of(pod), None)
+    async def _emptied(self, pool: Pool, lane: Lane, retiring: list[str]) -> bool:
+        """Send the last replicas on their way; whether all of them have come to its end."""
+        present = [pod for name in retiring if (pod := self.world.pod(pool, name)) is not None]
+        return all([await self.farewells.further(pool, lane, pod) for pod in present])
 
     # status
 
-    def _status(self, pool: Pool, halted: tuple[Verdict, Verdict] | None = None) -> Obj:
-        lanes: list[Obj] = []
-        for lane in pool.spec.lanes:
-            replicas = self.world.lane_replicas(pool, lane.name)
-            lanes.append(
-                {
-                    "name": lane.name.value,
-                    "statefulSet": names.lane_workload(pool.name, lane.name),
-                    "replicas": len(replicas),
-                    "readyReplicas": sum(self.world.is_ready(pool, replica) for replica in replicas),
-                }
-            )
-        counts = _Counts(
-            wanted=sum(lane["replicas"] for lane in lanes),
-            ready=sum(lane["readyReplicas"] for lane in lanes),
-            empty=tuple(lane["name"] for lane in lanes if not lane["readyReplicas"]),
-            outdated=sum(self._outdated(pool, lane.name) for lane in pool.spec.lanes),
-        )
+    def _status(
+        self, pool: Pool, facts: engine.PoolFacts, histories: dict[LaneName, History], taken: str = ""
+    ) -> Obj:
+        views = [self._view(pool, facts, lane, histories[lane.name]) for lane in pool.spec.lanes]
         declared, registered = self._adapters(pool)
         return {
             "namespace": pool.namespace,
-            "lanes": lanes,
+            "lanes": [view.wire() for view in views],
             "tenants": len(self.world.placements.tenants_on(pool.name)),
             "adapters": {"declared": declared, "registered": registered},
-            "conditions": wire(_verdicts(pool.obj, halted, counts)),
+            "conditions": wire(
+                pool_status.verdicts(
+                    pool.obj.get("status") or {},
+                    pool.spec,
+                    views,
+                    stall("NameTaken", taken) if taken else None,
+                )
+            ),
         }
 
-    def _outdated(self, pool: Pool, lane: LaneName) -> int:
-        workload = self.world.workload(pool, lane)
+    def _view(
+        self, pool: Pool, facts: engine.PoolFacts, lane: Lane, history: History
+    ) -> pool_status.LaneView:
+        workload = self.world.workload(pool, lane.name)
+        replicas = self.world.lane_replicas(pool, lane.name)
         update = ((workload or {}).get("status") or {}).get("updateRevision")
-        present = (self.world.pod(pool, replica) for replica in self.world.lane_replicas(pool, lane))
-        return sum(pod is not None and pods.revision(pod) != update for pod in present) if update else 0
+        present = [pod for name in replicas if (pod := self.world.pod(pool, name)) is not None]
+        known = (pool.uid, int(pool.obj["metadata"].get("generation", 0)), lane.name)
+        current = history.current
+        return pool_status.LaneView(
+            name=lane.name.value,
+            workload=names.lane_workload(pool.name, lane.name),
+            replicas=len(replicas),
+            ready=sum(pods.is_ready(pod) for pod in present),
+            updated=sum(pods.revision(pod) == update for pod in present),
+            outdated=sum(pods.revision(pod) != update for pod in present) if update else 0,
+            rolling=history.rolling and history.stable is not None,
+            failure=history.why if history.failed is not None else "",
+            kept=current is not None and current.template != engine.template(pool.spec, facts, lane),
+            scaling=scaling.remark(lane.replicas, workload, taken_back=self._taken_back[known])
+            if workload is not None
+            else "",
+        )
 
     def _adapters(self, pool: Pool) -> tuple[int, int]:
         """(declared, registered): names over the whole pool, and those verified wherever they are declared."""
@@ -197,50 +215,13 @@ class PoolReconciler:
         kept = {
             name: stored[name] for name in ("namespace", "lanes", "tenants", "adapters") if name in stored
         }
-        verdicts = [
-            *stall("InvalidSpec", message),
-            not_ready(stored, "InvalidSpec", message, provisioning=False),
-        ]
-        return {**kept, "conditions": wire(verdicts)}
+        return {**kept, "conditions": wire(pool_status.refused(stored, message))}
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Replicas over all lanes; `empty` are lanes without a ready one, `outdated` run an older template."""
-
-    wanted: int
-    ready: int
-    empty: tuple[str, ...]
-    outdated: int
-
-
-def _verdicts(obj: Obj, halted: tuple[Verdict, Verdict] | None, counts: _Counts) -> list[Verdict]:
-    stored = obj.get("status") or {}
-    message = f"{counts.ready} of {counts.wanted} replicas are ready"
-    if halted is not None:
-        summary = not_ready(stored, halted[1].reason, halted[1].message, provisioning=False)
-        progressing = halted
-    elif counts.wanted == 0:
-        summary = not_ready(stored, "ScaledToZero", "the pool has no replicas", provisioning=False)
-        progressing = settled()
-    else:
-        lanes = f"no replica is ready in lane {', '.join(counts.empty)}"
-        summary = (
-            not_ready(stored, "NoReplicaReady", lanes, provisioning=True)
-            if counts.empty
-            else yes("Ready", "Serving", message)
-        )
-        progressing = settled()
-    if halted is None and counts.outdated:
-        progressing = progress("Rolling", f"{counts.outdated} replicas run an older template")
-    elif halted is None and counts.ready < counts.wanted:
-        progressing = progress("Starting", message)
-    return [summary, *progressing, _degraded(counts, message)]
-
-
-def _degraded(counts: _Counts, message: str) -> Verdict:
-    if counts.ready == counts.wanted:
-        return no("Degraded", "AllReady" if counts.wanted else "ScaledToZero", message)
-    return (
-        yes("Degraded", "ReplicasMissing", message) if counts.ready else no("Degraded", "NotServing", message)
-    )
+def _failed(history: History, asked: revision.Asked, why: str) -> History:
+    """The lane's history once the pool's upgrade failed; a lane that the upgrade does not concern stays as it is."""
+    if history.failed is not None or (
+        history.stable is not None and revision.same(history.stable.asked, asked)
+    ):
+        return history
+    return revision.fail(history, asked, why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from tenantry.api.pool import LaneName
@@ -20,11 +20,10 @@ PIN_SHARE: Final = 2
 """One page of so many may be pinned: an engine keeps at least half for sequences and for adapters that come and go."""
 
 
-def of_lane(world: World, pool: Pool, lane: LaneName) -> list[Replica]:
-    """Every replica that the lane is to have."""
-    names = world.lane_replicas(pool, lane)
-    world.placements.lane(pool.name, lane, names)
-    return [_replica(world, pool, name) for name in names]
+def of_lane(world: World, pool: Pool, lane: LaneName, held: Sequence[str]) -> list[Replica]:
+    """Every replica of the lane on which a tenant that is on `held` may be."""
+    world.placements.lane(pool.name, lane, world.lane_replicas(pool, lane))
+    return [_replica(world, pool, name) for name in world.placeable(pool, lane, held)]
 
 
 def look_again_in(world: World, pool: Pool, seats: Mapping[LaneName, Collection[str]]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,6 +117,8 @@ class World:
         self.observations = Observations()
         self.links = Links()
         self._rests: dict[Key, float] = {}
+        self.leaving: set[Key] = set()
+        self.retiring: set[Key] = set()
         self.driver: EngineDriver | None = None
         self.fetcher: FetcherClient | None = None
         # Where gateways tell their metrics; None: wherever the endpoints of their Service are.
@@ -211,6 +213,17 @@ class World:
 
     def replicas(self, pool: Pool) -> list[str]:
         return [replica for lane in pool.spec.lanes for replica in self.lane_replicas(pool, lane.name)]
+
+    def placeable(self, pool: Pool, lane: LaneName, held: Sequence[str]) -> list[str]:
+        """The replicas of a lane on which a tenant that is on `held` may be placed.
+
+        Not those that will be no more (`retiring`); and while all of its own are about to be away (`leaving`), not
+        these either, so that it finds another one first.
+        """
+        staying = [r for r in self.lane_replicas(pool, lane) if Key(pool.name, r) not in self.retiring]
+        here = [replica for replica in staying if Key(pool.name, replica) not in self.leaving]
+        stranded = bool(held) and not any(replica in here for replica in held)
+        return here if stranded and here else staying
 
     def pod(self, pool: Pool, replica: str) -> Obj | None:
         found = self.store.get(POD, Key(pool.namespace, replica))

@@ -1,8 +1,6 @@
 """The engine fleet of a pool: per lane a StatefulSet, its headless Service and its disruption budget.
 
-`replicas`: the operator sends `min`, so a hand that scales below it is corrected. As soon as another field manager
-(an autoscaler, `kubectl scale`) holds `spec.replicas`, the operator sends whatever that manager wrote, but never
-less than `min`. The field is always sent, since one that server-side apply stops sending falls back to 1.
+How many replicas are sent is decided in `scaling`, from which template pods are made in `revision`.
 """
 
 from __future__ import annotations
@@ -12,30 +10,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from tenantry.api import names
-from tenantry.api.pool import AdapterPoolSpec, Lane, LaneName
+from tenantry.api.pool import AdapterPoolSpec, EngineType, Lane, LaneName, Spread
 
+from . import container, vllm
 from .namespace import ENGINE_SERVICE_ACCOUNT
 from .objects import ENGINE_COMPONENT, Obj, metadata
+from .revision import ANNOTATION, Asked, DedicatedTo, History
 
 USER: Final = 65532
-DATA_DIR: Final = "/data"
-IDENTITY_DIR: Final = "/etc/tenantry/identity"
-CLAIM_DIR: Final = "/model"
 MAX_WORKLOAD_NAME: Final = 52
 GRACE_SECONDS: Final = 90
-
-
-@dataclass(frozen=True)
-class DedicatedTo:
-    """The tenant whose nodes and namespace the pool runs in."""
-
-    tenant: str
-    region: str | None
+DEFAULT_SPREAD: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """What the rendering of a pool depends on, beside its spec."""
+    """What the rendering of a pool depends on, beside its spec. `replicas` of a lane None: not ours to write."""
 
     name: str
     uid: str
@@ -43,33 +33,52 @@ class PoolFacts:
     image: str
     pull_policy: str
     region_label: str
-    replicas: Mapping[LaneName, int]
+    replicas: Mapping[LaneName, int | None]
     dedicated: DedicatedTo | None = None
 
 
-def render(spec: AdapterPoolSpec, facts: PoolFacts) -> list[Obj]:
-    """Every object of the pool, lane by lane."""
+def render(
+    spec: AdapterPoolSpec, facts: PoolFacts, histories: Mapping[LaneName, History] | None = None
+) -> list[Obj]:
+    """Every object of the pool, lane by lane. Where a lane has a history, its current template is what is sent."""
     objects: list[Obj] = []
     for lane in spec.lanes:
+        history = (histories or {}).get(lane.name, History())
         objects += [
             _service(facts, lane),
-            _stateful_set(spec, facts, lane),
+            _stateful_set(spec, facts, lane, history),
             _budget(spec, facts, lane),
         ]
     return objects
 
 
-def replicas_to_send(minimum: int, live: Obj | None) -> int:
-    """What to write into `spec.replicas` of a lane's StatefulSet (`live` as read, None before it exists)."""
-    if live is None:
-        return minimum
-    current = int(live.get("spec", {}).get("replicas", minimum))
-    scaled = any(
-        entry.get("manager") != names.FIELD_MANAGER
-        and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
-        for entry in live["metadata"].get("managedFields") or []
+def asked(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Asked:
+    """All that the lane's template depends on."""
+    own_image = spec.engine.type is EngineType.TENANTRY and spec.engine.image is not None
+    region = facts.dedicated.region if facts.dedicated is not None else None
+    return Asked(
+        pool=facts.name,
+        uid=facts.uid,
+        namespace=facts.namespace,
+        base_model=spec.base_model,
+        engine=spec.engine,
+        lora=spec.lora,
+        scheduling=spec.scheduling,
+        slots=lane.slots,
+        image=None if own_image else facts.image,
+        pull_policy=facts.pull_policy,
+        dedicated=facts.dedicated,
+        region_label=facts.region_label if region is not None else None,
+        retry_token=spec.upgrade.retry_token,
     )
-    return max(minimum, current) if scaled else minimum
+
+
+def template(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
+    """The pod template that this release makes of the spec."""
+    return {
+        "metadata": {"labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY, **_labels(facts, lane)}},
+        "spec": _pod(spec, facts, lane),
+    }
 
 
 def selector(pool: str, lane: LaneName) -> dict[str, str]:
@@ -79,42 +88,6 @@ def selector(pool: str, lane: LaneName) -> dict[str, str]:
         names.POOL_LABEL: pool,
         names.LANE_LABEL: lane.value,
     }
-
-
-def arguments(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> list[str]:
-    """The engine's command line."""
-    engine, source = spec.engine, spec.base_model.source
-    path = source.image.path if source.image is not None else f"{CLAIM_DIR}/{_claim_path(spec)}".rstrip("/")
-    args = [
-        *("--model", path),
-        *("--model-name", spec.base_model.name),
-        *("--audience", facts.uid),
-        *("--identity-dir", IDENTITY_DIR),
-        *("--host", "0.0.0.0"),  # noqa: S104  (the pod's network namespace; policies and identities guard it)
-        *("--port", str(names.ENGINE_PORT)),
-        *("--admin-port", str(names.ENGINE_ADMIN_PORT)),
-        *("--data-dir", DATA_DIR),
-        *("--dtype", engine.dtype.value),
-        *("--max-model-len", str(engine.max_model_len)),
-        *("--slots", str(lane.slots)),
-    ]
-    if engine.pool_bytes is not None:
-        args += ["--pool-bytes", str(engine.pool_bytes)]
-    if spec.base_model.digest is not None:
-        args += ["--model-digest", spec.base_model.digest]
-    if spec.lora is None:
-        return [*args, "--no-lora"]
-    return [
-        *args,
-        *("--max-rank", str(spec.lora.max_rank)),
-        *("--max-registered", str(spec.lora.max_registered)),
-        *("--target-modules", ",".join(spec.lora.target_modules)),
-    ]
-
-
-def _claim_path(spec: AdapterPoolSpec) -> str:
-    claim = spec.base_model.source.pvc
-    return "" if claim is None else claim.path.strip("/")
 
 
 def _labels(facts: PoolFacts, lane: Lane) -> dict[str, str]:
@@ -158,25 +131,25 @@ def _budget(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
     }
 
 
-def _stateful_set(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
+def _stateful_set(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane, history: History) -> Obj:
     workload = names.lane_workload(facts.name, lane.name)
+    replicas = facts.replicas[lane.name]
+    current = history.current
+    meta = metadata(workload, facts.namespace, _labels(facts, lane))
+    if current is not None:
+        meta["annotations"] = {ANNOTATION: history.annotation()}
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(workload, facts.namespace, _labels(facts, lane)),
+        "metadata": meta,
         "spec": {
-            "replicas": facts.replicas[lane.name],
+            **({"replicas": replicas} if replicas is not None else {}),
             "serviceName": workload,
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector(facts.name, lane.name)},
-            "template": {
-                "metadata": {
-                    "labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY, **_labels(facts, lane)},
-                },
-                "spec": _pod(spec, facts, lane),
-            },
+            "template": template(spec, facts, lane) if current is None else current.template,
         },
     }
 
@@ -193,17 +166,8 @@ def _pod(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": key,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": selector(facts.name, lane.name)},
-            }
-            for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-        ],
-        "containers": [_container(spec, facts, lane)],
-        "volumes": _volumes(spec),
+        "topologySpreadConstraints": _spread(spec, facts, lane),
+        **_engine(spec, facts, lane),
     }
     scheduling = spec.scheduling
     tolerations = [toleration.wire() for toleration in scheduling.tolerations]
@@ -220,6 +184,33 @@ def _pod(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
     return pod
 
 
+def _engine(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
+    """Containers and volumes."""
+    place = container.Place(facts.uid, facts.image, facts.pull_policy)
+    if spec.engine.type is EngineType.VLLM:
+        return {
+            "containers": vllm.containers(spec, place, lane),
+            "volumes": vllm.volumes(spec),
+        }
+    return {"containers": [container.container(spec, place, lane)], "volumes": container.volumes(spec)}
+
+
+def _spread(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> list[Obj]:
+    """Over nodes and zones where that can be, unless the pool says otherwise."""
+    wanted = spec.scheduling.topology_spread
+    if wanted is None:
+        wanted = [Spread(topology_key=key) for key in DEFAULT_SPREAD]
+    return [
+        {
+            "maxSkew": spread.max_skew,
+            "topologyKey": spread.topology_key,
+            "whenUnsatisfiable": spread.when_unsatisfiable,
+            "labelSelector": {"matchLabels": selector(facts.name, lane.name)},
+        }
+        for spread in wanted
+    ]
+
+
 def _affinity(region_label: str, dedicated: DedicatedTo) -> Obj:
     """Required, and beside the toleration: a taint keeps others out, only affinity keeps these pods in."""
     terms = [{"key": names.NODE_TENANT_LABEL, "operator": "In", "values": [dedicated.tenant]}]
@@ -230,56 +221,4 @@ def _affinity(region_label: str, dedicated: DedicatedTo) -> Obj:
     }
 
 
-def _container(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
-    resources = spec.engine.resources
-    requests = {"cpu": resources.cpu, "memory": resources.memory}
-    # No CPU limit: it would throttle an engine on cores that nobody else uses.
-    limits = {"memory": resources.memory}
-    if resources.accelerator is not None and resources.accelerator_count > 0:
-        requests[resources.accelerator] = limits[resources.accelerator] = str(resources.accelerator_count)
-    mounts: list[Obj] = [
-        {"name": "data", "mountPath": DATA_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  (a mount point of the pod)
-        {"name": "identity", "mountPath": IDENTITY_DIR, "readOnly": True},
-    ]
-    if spec.base_model.source.pvc is not None:
-        mounts.append({"name": "model", "mountPath": CLAIM_DIR, "readOnly": True})
-    return {
-        "name": "engine",
-        "image": spec.engine.image or facts.image,
-        "imagePullPolicy": facts.pull_policy,
-        "args": arguments(spec, facts, lane),
-        "ports": [
-            {"name": "serve", "containerPort": names.ENGINE_PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": names.ENGINE_ADMIN_PORT, "protocol": "TCP"},
-        ],
-        "resources": {"requests": requests, "limits": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        # A model takes minutes to load from a cold disk; liveness counts from there on.
-        "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 450},
-        "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 3},
-        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 2, "failureThreshold": 2},
-        # Endpoints forget the pod first, then the engine gets SIGTERM and ends what runs.
-        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
-        "volumeMounts": mounts,
-    }
-
-
-def _probe(path: str) -> Obj:
-    return {"httpGet": {"path": path, "port": "admin", "scheme": "HTTP"}, "timeoutSeconds": 5}
-
-
-def _volumes(spec: AdapterPoolSpec) -> list[Obj]:
-    volumes: list[Obj] = [
-        {"name": "data", "emptyDir": {"sizeLimit": "16Gi"}},
-        {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-        {"name": "identity", "configMap": {"name": names.IDENTITY_CONFIGMAP}},
-    ]
-    if spec.base_model.source.pvc is not None:
-        claim = spec.base_model.source.pvc.claim_name
-        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    return volumes
+__all__ = ["DedicatedTo", "PoolFacts", "asked", "render", "selector", "template"]

@@ -133,7 +133,10 @@ class Capacity:
 
 @dataclass(frozen=True, config=WIRE)
 class ReplicaReport:
-    """What a replica says about itself, in answer to a declaration or an observation."""
+    """What a replica says about itself, in answer to a declaration or an observation.
+
+    `requests`: those that run or wait there, None where it does not tell.
+    """
 
     fence: Fence
     ready: bool
@@ -141,6 +144,7 @@ class ReplicaReport:
     model: ModelReport
     capacity: Capacity
     adapters: tuple[AdapterReport, ...] = ()
+    requests: Annotated[int, Field(ge=0)] | None = None
 
     def adapter(self, name: str) -> AdapterReport | None:
         """The report of one served name, or None when the replica does not know it (any more)."""

@@ -28,8 +28,8 @@ class View(Protocol):
         """Every pool; the tenant itself is not counted."""
         ...
 
-    def lane(self, pool: str, lane: LaneName) -> Sequence[Replica]:
-        """The replicas of a lane."""
+    def lane(self, pool: str, lane: LaneName, held: Sequence[str]) -> Sequence[Replica]:
+        """The replicas of a lane on which a tenant that is on `held` may be."""
         ...
 
     def loads(self, pool: str, lane: LaneName, tenant: str) -> Mapping[str, Load]:
@@ -91,13 +91,20 @@ def _lanes(
     """What each lane that the tenant uses gives it."""
     rules = pool.spec
     registered = rules.lora.max_registered if rules.lora is not None else 0
-    limits = Limits(rules.placement.max_tenants_per_replica, registered)
+    limits = Limits(_most_tenants(pool, before), registered)
     found = {}
     for lane in lanes_for(spec.lane, rules):
         held = before.lanes.get(lane, ()) if before is not None else ()
         loads = view.loads(pool.name, lane, wish.tenant)
-        found[lane] = place(wish, view.lane(pool.name, lane), loads, held, limits)
+        found[lane] = place(wish, view.lane(pool.name, lane, held), loads, held, limits)
     return found
+
+
+def _most_tenants(pool: Candidate, before: Placed | None) -> int:
+    """Headroom is for tenants whose replica is lost or leaves, not for newcomers."""
+    rules = pool.spec.placement
+    held = before is not None and bool(before.lanes)
+    return max(1, rules.max_tenants_per_replica * (100 if held else 100 - rules.headroom_percent) // 100)
 
 
 def _placed(

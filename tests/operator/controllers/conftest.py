@@ -146,6 +146,8 @@ class Lab:
         self.suffix = suffix
         self.made: list[tuple[Resource, Key]] = []
         self.unready: set[str] = set()
+        self.crashing: set[str] = set()
+        self.foreign: set[str] = set()
         self.operator: Operator | None = None
         self._revisions: dict[str, str] = {}
 
@@ -176,6 +178,7 @@ class Lab:
             "baseModel": {"name": f"tiny-{self.suffix}", "source": {"image": {"path": "/models/tiny"}}},
             "tiers": ["Free"],
             "lanes": [{"name": "fast", "replicas": {"min": 2}, "slots": 8}],
+            "upgrade": {"canarySeconds": 0},
             **spec,
         }
         return await self.make(_root("AdapterPool", self.name(name), wire))
@@ -299,22 +302,29 @@ class Lab:
             pod = await self.client.create(
                 {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
             )
-            self.fleet.engines[name] = Engine()
-        ready = "False" if name in self.unready or self.fleet.engines[name].drained else "True"
+            args = template["spec"]["containers"][0]["args"]
+            served = args[args.index("--model-name") + 1]
+            image = template["spec"]["containers"][0]["image"]
+            self.fleet.engines[name] = Engine(model="another" if image in self.foreign else served)
+        crashes = pod["spec"]["containers"][0]["image"] in self.crashing
+        away = crashes or name in self.unready or self.fleet.engines[name].drained
+        ready = "False" if away else "True"
         current = [
             c["status"] for c in (pod.get("status") or {}).get("conditions") or [] if c["type"] == "Ready"
         ]
         if current != [ready]:
-            await self.set_pod(pod, ready=ready == "True")
+            await self.set_pod(pod, ready=ready == "True", restarts=3 if crashes else 0)
 
-    async def set_pod(self, pod: Obj, *, ready: bool, container: str | None = None) -> None:
+    async def set_pod(
+        self, pod: Obj, *, ready: bool, container: str | None = None, restarts: int = 0
+    ) -> None:
         meta = pod["metadata"]
         engine = {
             "name": "engine",
             "image": "x",
             "imageID": "x",
             "ready": ready,
-            "restartCount": 0,
+            "restartCount": restarts,
             "containerID": container or f"containerd://{meta['uid']}",
             "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
         }

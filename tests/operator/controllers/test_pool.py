@@ -1,11 +1,11 @@
-"""AdapterPool on a real API server: made, repaired, rolled, never taken from others."""
+"""AdapterPool on a real API server: made, repaired, never taken from others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tenantry.cluster import ADAPTER_POOL, POD, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Key
+from tenantry.cluster import ADAPTER_POOL, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Key
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -18,7 +18,13 @@ async def test_a_pool_comes_up_and_its_drift_is_repaired(lab: Lab, until: Any) -
     await lab.pool("shared")
     await lab.until(ADAPTER_POOL, "shared", "Ready", "True", "Serving")
     workload = Key(lab.config.release_namespace, f"{lab.name('shared')}-fast")
-    lane = {"name": "fast", "statefulSet": workload.name, "replicas": 2, "readyReplicas": 2}
+    lane = {
+        "name": "fast",
+        "statefulSet": workload.name,
+        "replicas": 2,
+        "readyReplicas": 2,
+        "updatedReplicas": 2,
+    }
     await until(lambda: field(lab, ADAPTER_POOL, lab.key(ADAPTER_POOL, "shared"), "status", "lanes"), [lane])
     assert (await lab.get(ADAPTER_POOL, "shared") or {})["status"]["observedGeneration"] == 1
 
@@ -40,17 +46,6 @@ async def field(lab: Lab, resource: Any, key: Key, *path: str) -> Any:
     return value
 
 
-async def test_an_autoscaler_may_scale_up_and_is_not_fought(lab: Lab, until: Any, apiserver: Any) -> None:
-    await lab.start()
-    await lab.pool("auto")
-    await lab.until(ADAPTER_POOL, "auto", "Ready", "True")
-    workload = Key(lab.config.release_namespace, f"{lab.name('auto')}-fast")
-    apiserver.kubectl("-n", workload.namespace, "scale", "statefulset", workload.name, "--replicas=4")
-    await lab.edit(ADAPTER_POOL, "auto", {"upgrade": {"maxUnavailable": 2}})
-    await until(lambda: field(lab, POD_DISRUPTION_BUDGET, workload, "spec", "maxUnavailable"), 2)
-    assert await field(lab, STATEFUL_SET, workload, "spec", "replicas") == 4
-
-
 async def test_what_belongs_to_others_is_never_taken_over(lab: Lab) -> None:
     taken = {
         "apiVersion": "v1",
@@ -66,34 +61,6 @@ async def test_what_belongs_to_others_is_never_taken_over(lab: Lab) -> None:
     after = await lab.client.get(SERVICE, Key(lab.config.release_namespace, taken["metadata"]["name"]))
     assert after is not None
     assert after["spec"] == theirs["spec"]
-
-
-async def test_a_new_template_rolls_one_pod_at_a_time_after_draining(lab: Lab, until: Any) -> None:
-    await lab.start()
-    await lab.pool("roll")
-    await lab.until(ADAPTER_POOL, "roll", "Ready", "True")
-    pods = [f"{lab.name('roll')}-fast-{i}" for i in range(2)]
-    old = {
-        pod: await field(lab, POD, Key(lab.config.release_namespace, pod), "metadata", "uid") for pod in pods
-    }
-    engines = dict(lab.fleet.engines)
-    await lab.edit(ADAPTER_POOL, "roll", {"engine": {"maxModelLen": 4096}})
-
-    async def replaced() -> set[str]:
-        now = {
-            pod: await field(lab, POD, Key(lab.config.release_namespace, pod), "metadata", "uid")
-            for pod in pods
-        }
-        draining = [pod for pod in pods if engines[pod].drained and now[pod] == old[pod]]
-        assert len(draining) <= 1, "more than maxUnavailable at once"
-        return {pod for pod in pods if now[pod] not in (old[pod], None)}
-
-    async def all_replaced() -> bool:
-        return await replaced() == set(pods)
-
-    await until(all_replaced)
-    assert all(engines[pod].drained for pod in pods)
-    await lab.until(ADAPTER_POOL, "roll", "Reconciling", "False")
 
 
 async def test_a_removed_lane_leaves_nothing(lab: Lab, until: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import yaml
 from tenantry.api import AdapterPoolSpec
 from tenantry.api.pool import LaneName
-from tenantry.desired import engine
+from tenantry.desired import container, engine
 
 GOLDEN = Path(__file__).parent / "golden"
+PLACE = container.Place("0f0e-pool", "registry.example/engine:1", "IfNotPresent")
 
 
 def facts(**changes: Any) -> engine.PoolFacts:
@@ -59,12 +61,12 @@ def test_pods_satisfy_the_restricted_standard(pool_spec: AdapterPoolSpec) -> Non
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"]:
-            context = container["securityContext"]
+        for entry in pod["containers"]:
+            context = entry["securityContext"]
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
-            assert "memory" in container["resources"]["limits"]
+            assert "memory" in entry["resources"]["limits"]
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
@@ -88,7 +90,7 @@ def test_shared_pods_never_tolerate_a_tenants_taint(pool_spec: AdapterPoolSpec) 
 def test_a_pool_without_lora_says_so_to_the_engine(pool_wire: dict[str, Any]) -> None:
     del pool_wire["lora"]
     spec = AdapterPoolSpec.model_validate(pool_wire)
-    args = engine.arguments(spec, facts(), spec.lanes[0])
+    args = container.arguments(spec, PLACE, spec.lanes[0])
     assert "--no-lora" in args
     assert "--max-rank" not in args
 
@@ -97,7 +99,7 @@ def test_the_engine_understands_every_argument(pool_spec: AdapterPoolSpec) -> No
     from tenantry_engine.config import configure
     from tenantry_engine.options import parser
 
-    options = parser().parse_args(engine.arguments(pool_spec, facts(), pool_spec.lanes[0]))
+    options = parser().parse_args(container.arguments(pool_spec, PLACE, pool_spec.lanes[0]))
     config = configure(options)
     assert options.host == "0.0.0.0"
     assert (config.slots, config.pool_bytes, config.model_name) == (8, 67108864, "tiny")
@@ -123,20 +125,71 @@ def test_accelerators_are_requested_and_limited(pool_wire: dict[str, Any]) -> No
     assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "2"
 
 
-def scaled(replicas: int, *managers: str) -> dict[str, Any]:
-    entries = [{"manager": name, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for name in managers]
-    return {"metadata": {"managedFields": entries}, "spec": {"replicas": replicas}}
+def test_the_engine_gets_its_device_and_its_parts(pool_wire: dict[str, Any]) -> None:
+    from tenantry_engine.config import configure
+    from tenantry_engine.options import parser
+
+    pool_wire["engine"] |= {"tensorParallel": 2}
+    pool_wire["engine"]["resources"] |= {"accelerator": "nvidia.com/gpu", "acceleratorCount": 2}
+    spec = AdapterPoolSpec.model_validate(pool_wire)
+    config = configure(parser().parse_args(container.arguments(spec, PLACE, spec.lanes[0])))
+    assert (config.device, config.tensor_parallel_size) == ("cuda", 2)
 
 
-@pytest.mark.parametrize(
-    ("live", "sent"),
-    [
-        (None, 2),
-        (scaled(5, "tenantry"), 2),
-        (scaled(5, "tenantry", "kube-controller-manager"), 5),
-        (scaled(0, "kubectl"), 2),
-    ],
-    ids=["first", "ours", "an autoscaler's", "scaled below min by hand"],
-)
-def test_replicas_follow_a_scaler_but_never_below_min(live: dict[str, Any] | None, sent: int) -> None:
-    assert engine.replicas_to_send(2, live) == sent
+def test_pods_spread_over_nodes_and_zones_or_as_the_pool_says(pool_wire: dict[str, Any]) -> None:
+    pod = pods(engine.render(AdapterPoolSpec.model_validate(pool_wire), facts()))[0]
+    keys = [entry["topologyKey"] for entry in pod["topologySpreadConstraints"]]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    pool_wire["scheduling"] = {
+        "topologySpread": [{"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}]
+    }
+    [entry] = pods(engine.render(AdapterPoolSpec.model_validate(pool_wire), facts()))[0][
+        "topologySpreadConstraints"
+    ]
+    selector = {"matchLabels": engine.selector("lora", LaneName.FAST)}
+    assert entry == {
+        "topologyKey": "rack",
+        "maxSkew": 2,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": selector,
+    }
+
+
+def test_replicas_that_are_not_ours_are_not_sent(pool_spec: AdapterPoolSpec) -> None:
+    objects = engine.render(pool_spec, facts(replicas={LaneName.FAST: None, LaneName.BULK: 1}))
+    sent = [obj["spec"].get("replicas") for obj in objects if obj["kind"] == "StatefulSet"]
+    assert sent == [None, 1]
+
+
+def test_every_field_of_engine_and_lora_changes_the_pod(pool_wire: dict[str, Any]) -> None:
+    """A field that does nothing would be a promise that nobody keeps."""
+    before = engine.template(AdapterPoolSpec.model_validate(pool_wire), facts(), _lane(pool_wire))
+    changes: list[tuple[tuple[str, ...], Any]] = [
+        (("engine", "type"), "VLLM"),
+        (("engine", "image"), "registry.example/other:2"),
+        (("engine", "dtype"), "float32"),
+        (("engine", "maxModelLen"), 4096),
+        (("engine", "poolBytes"), 1 << 27),
+        (("engine", "tensorParallel"), 2),
+        (("engine", "resources", "cpu"), "2"),
+        (("engine", "resources", "memory"), "4Gi"),
+        (("lora", "maxRank"), 32),
+        (("lora", "maxRegistered"), 50),
+        (("lora", "targetModules"), ["q_proj"]),
+        (("baseModel", "digest"), "sha256:" + "a" * 64),
+        (("scheduling", "nodeSelector"), {"a": "b"}),
+        (("scheduling", "priorityClassName"), "high"),
+        (("scheduling", "tolerations"), [{"key": "gpu", "operator": "Exists"}]),
+    ]
+    for path, value in changes:
+        wire = copy.deepcopy(pool_wire)
+        at = wire
+        for part in path[:-1]:
+            at = at.setdefault(part, {})
+        at[path[-1]] = value
+        spec = AdapterPoolSpec.model_validate(wire)
+        assert engine.template(spec, facts(), spec.lanes[0]) != before, path
+
+
+def _lane(wire: dict[str, Any]) -> Any:
+    return AdapterPoolSpec.model_validate(wire).lanes[0]

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 MODELS = "/v1/models"
 USAGE = "/v1/usage"
 ROLLOUTS = names.ROLLOUT_METRICS_PATH
+PLACES = "/tenants/"
 
 
 class Api:
@@ -135,11 +136,12 @@ class Parts(Protocol):
     limiter: Limiter
     ledger: Ledger
     metrics: Metrics
+    completions: Completions
     draining: bool
 
 
 class Health:
-    """Routes of the cluster's port: /healthz, /readyz, /metrics, /metrics/rollouts."""
+    """Routes of the cluster's port: health, metrics, those of rollouts, and where a tenant's requests are."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -167,8 +169,16 @@ class Health:
             self._parts.metrics.rollouts.forget_others(self._parts.state.tenants.values())
             text = generate_latest(self._parts.metrics.rollouts.registry)
             await respond(send, 200, {}, text, CONTENT_TYPE_LATEST)
+        elif path.startswith(PLACES):
+            await respond(send, 200, {}, orjson.dumps(self._places(path.removeprefix(PLACES))))
         else:
             await respond(send, 404, {}, b"not found\n", "text/plain")
+
+    def _places(self, name: str) -> dict[str, object]:
+        """Pools (by uid) that this gateway's route of the tenant names, and its requests there that are not over."""
+        tenant = self._parts.state.tenants.get(name)
+        routes = sorted(pool.uid for pool in tenant.pools.values()) if tenant is not None else []
+        return {"routes": routes, "requests": self._parts.completions.places(name)}
 
     def _refresh(self) -> None:
         """Gauges are read when asked for, so they cannot drift."""

@@ -78,7 +78,7 @@ class Gateway:
             port=settings.engine_port,
             timeouts=settings.timeouts,
         )
-        completions = Completions(
+        self.completions = Completions(
             settings=settings,
             state=state,
             preparer=Preparer(self.replicas, self.dispatcher, forwarder),
@@ -88,7 +88,7 @@ class Gateway:
             metrics=self.metrics,
         )
         self.draining = False
-        self.api = Api(settings, state, completions, self.ledger, self.metrics)
+        self.api = Api(settings, state, self.completions, self.ledger, self.metrics)
         self.health = Health(self)
         self._sweeper: asyncio.Task[None] | None = None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import MutableMapping
 from typing import Any
 
 from tenantry.api import names
 
 from .asgi import ClientGone, Receive, Scope, Send, Watch, header, read_body, respond
-from .auth import client_address, identify
+from .auth import Caller, client_address, identify
 from .dispatch import Dispatcher, Grant
 from .errors import ApiError
 from .forward import Exchange, Forwarder
@@ -45,6 +46,19 @@ class Completions:
         self._forwarder = forwarder
         self._ledger = ledger
         self._metrics = metrics
+        self._open: dict[str, Record] = {}
+
+    def places(self, tenant: str) -> dict[str, int]:
+        """Requests of a tenant that are not over, by the uid of the pool where they run, wait or may be sent yet."""
+        found: Counter[str] = Counter()
+        for record in self._open.values():
+            if record.caller is None or record.caller.tenant.name != tenant:
+                continue
+            if record.ticket is not None:
+                found[record.ticket.pool.uid] += 1
+            else:
+                found.update(pool.uid for pool in record.caller.tenant.pools.values())
+        return dict(found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = (scope.get("client") or ("",))[0]
@@ -59,6 +73,7 @@ class Completions:
         except ClientGone:
             record.outcome = "client_gone"
         finally:
+            self._open.pop(record.id, None)
             record.report(self._metrics)
 
     async def _handle(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +86,8 @@ class Completions:
                 raw = await read_body(
                     scope, receive, self._settings.max_body_bytes, self._settings.timeouts.body
                 )
+                record.caller = self._as_of_now(record.caller)
+                self._open[record.id] = record
                 watch = Watch(receive)
                 async with asyncio.timeout(self._settings.timeouts.total):
                     prepared = await self._preparer.prepare(record, raw)
@@ -96,6 +113,13 @@ class Completions:
             if watch is not None:
                 watch.stop()
             self._finish(grant, record)
+
+    def _as_of_now(self, caller: Caller) -> Caller:
+        """The same caller with the tenant's present route: a body may take its time, and the tenant move meanwhile."""
+        tenant = self._state.tenants.get(caller.tenant.name)
+        if tenant is None or tenant.uid != caller.tenant.uid:
+            return caller
+        return Caller(tenant, caller.key_name)
 
     async def _fail(
         self,

@@ -55,6 +55,7 @@ class World:
     url: str
     ports: tuple[int, int]
     keys: dict[str, str] = field(default_factory=dict)
+    items: dict[str, dict[str, Any]] = field(default_factory=dict)
     clients: list[Any] = field(default_factory=list)
 
     @property
@@ -64,7 +65,8 @@ class World:
     def put(self, name: str, **options: Any) -> str:
         """Apply a Tenant with one key (the same on every call); returns the key."""
         key = self.keys.setdefault(name, keys.mint(name).key)
-        self.state.put_tenant(tenant(name, [{"name": "main", "sha256": keys.hash_key(key)}], **options))
+        self.items[name] = tenant(name, [{"name": "main", "sha256": keys.hash_key(key)}], **options)
+        self.state.put_tenant(self.items[name])
         return key
 
     def client(self, name: str, **options: Any) -> openai.AsyncOpenAI:

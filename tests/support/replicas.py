@@ -82,12 +82,25 @@ def error(status: int, code: str) -> web.Response:
 
 
 @dataclass
+class Gateway:
+    """What a gateway answers of every tenant; `silent`: it hangs up."""
+
+    routes: list[str] = field(default_factory=list)
+    requests: dict[str, int] = field(default_factory=dict)
+    silent: bool = False
+
+
+@dataclass
 class Fleet:
-    """All replicas and the fetcher behind one port: `/<pod>/admin/v1/...` and `/fetcher/v1/transfers`."""
+    """All replicas, gateways and the fetcher behind one port.
+
+    `/<pod>/admin/v1/...`, `/gateways/<pod>/tenants/<name>` and `/fetcher/v1/transfers`.
+    """
 
     engines: dict[str, Engine] = field(default_factory=dict)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     held_back: set[str] = field(default_factory=set)
+    gateways: dict[str, Gateway] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     signatures: dict[str, Wire] = field(default_factory=dict)
     transfers: list[Wire] = field(default_factory=list)
@@ -98,6 +111,7 @@ class Fleet:
     async def start(self) -> web.AppRunner:
         app = web.Application()
         app.router.add_route("*", "/{pod}/admin/v1/{call}", self._admin)
+        app.router.add_get("/gateways/{pod}/tenants/{name}", self._places)
         app.router.add_post("/fetcher/v1/transfers", self._transfer)
         app.router.add_get("/gateway/metrics/rollouts", self._metrics)
         runner = web.AppRunner(app)
@@ -128,6 +142,12 @@ class Fleet:
         if request.match_info["call"] == "smoke":
             return engine.smoke(await request.json())
         return engine.declare(await request.json()) if request.method == "PUT" else engine.report()
+
+    async def _places(self, request: web.Request) -> web.Response:
+        gateway = self.gateways.get(request.match_info["pod"])
+        if gateway is None or gateway.silent:
+            return error(503, "down")
+        return web.json_response({"routes": gateway.routes, "requests": gateway.requests})
 
     async def _transfer(self, request: web.Request) -> web.Response:
         body = await request.json()

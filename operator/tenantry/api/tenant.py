@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -331,6 +331,17 @@ class Guarantee(Status):
     since: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
 
 
+class LeftPlace(Status):
+    """A pool that the tenant has left by a change of its tier, until nothing of it is there."""
+
+    pool: DnsSubdomain
+    uid: Annotated[str, Field(max_length=64)] = ""
+    namespace: DnsLabel
+    replicas: Annotated[list[PodName], Field(max_length=128)] = []
+    phase: Literal["Switching", "Draining", "Emptying"]
+    since: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+
+
 class TenantStatus(Status):
     """What the operator saw, and the gateway's routing table."""
 
@@ -343,6 +354,8 @@ class TenantStatus(Status):
     endpoint: Endpoint | None = None
     route: Route | None = None
     isolation: Annotated[list[Guarantee], Field(max_length=32)] = []
+    leaving: Annotated[list[LeftPlace], Field(max_length=32)] = []
+    """Places of an earlier tier that are not empty yet."""
 
 
 __all__ = [
@@ -357,6 +370,7 @@ __all__ = [
     "GuaranteeState",
     "Isolation",
     "LanePreference",
+    "LeftPlace",
     "Limits",
     "PlacementStatus",
     "Prompt",

@@ -21,6 +21,7 @@ from tenantry.cluster import (
 from tenantry.runtime.controller import Controller, Setup, Watch, label_key, own_key
 
 from .adapter import AdapterReconciler
+from .metrics import COUNTED
 from .pods import trim_node, trim_pod, trim_stateful_set
 from .pool import PoolReconciler
 from .replica import ReplicaReconciler
@@ -56,6 +57,7 @@ def controllers(world: World) -> list[Controller]:
                 Watch(ADAPTER, on.adapter_to_tenants),
                 Watch(NODE, on.node_to_tenants),
                 *(Watch(resource, owner_tenant) for resource in fences),
+                *(Watch(resource, on.counted(resource)) for resource in COUNTED),
             ],
         ),
         Controller(

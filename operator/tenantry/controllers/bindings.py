@@ -150,9 +150,9 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
             continue
         if name in routed:
             for served_name, digest in routed_names(tenant, pool.name):
-                wanted.setdefault(
-                    served_name, Wanted(served_name, digest, uid_of(tenant), adapter=adapter_of(served_name))
-                )
+                key = adapter_of(served_name)
+                source = _source(world, key, digest)
+                wanted.setdefault(served_name, Wanted(served_name, digest, uid_of(tenant), source, key))
         for entry in _assigned(world, pool, here, tenant):
             before = wanted.get(entry.name)
             urgency = entry.urgency if before is None else min(entry.urgency, before.urgency)
@@ -166,6 +166,13 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
                 urgency,
             )
     return wanted
+
+
+def _source(world: World, key: Key | None, digest: str) -> str:
+    """Where the bytes come from, by the adapter's own list: a replica that restarts under a route needs them again."""
+    adapter = world.adapter(key) if key is not None else None
+    versions = (adapter or {}).get("spec", {}).get("versions") or []
+    return next((str(v.get("source", "")) for v in versions if v.get("digest") == digest), "")
 
 
 def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Wanted]:

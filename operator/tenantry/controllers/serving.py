@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tenantry.api import AdapterSpec, Route, TenantSpec
+from tenantry.api import AdapterSpec, Route, TenantSpec, Tier
 from tenantry.api.pool import LaneName
 from tenantry.api.tenant import RouteModel, RouteTarget, TenantModel
 from tenantry.cluster import Key, Obj
 from tenantry.desired import route
 from tenantry.desired.isolation import Observation
-from tenantry.desired.limits import effective_limits
+from tenantry.desired.limits import effective_limits, weight_of
 from tenantry.promotion.machine import Held
 
 from . import bindings, pods
@@ -23,12 +23,21 @@ from .world import Pool, World
 
 @dataclass(frozen=True)
 class Serving:
-    """`moved`: everything that is routed runs where the placement wants it."""
+    """What may be routed now.
+
+    `missing`: models that are not served where the placement wants them. `moved`: everything that is routed runs
+    there. `in_force`: the tier by which requests were routed until now, and `held`: that they still are, since the
+    place of the new tier lacks what `waits` says. `unserved`: aliases of the spec that nothing answers now.
+    """
 
     route: Route | None
     missing: tuple[TenantModel, ...]
     moved: bool
     ready: bool
+    unserved: tuple[str, ...] = ()
+    in_force: Tier | None = None
+    held: bool = False
+    waits: str = ""
 
 
 def stored_route(tenant: Obj) -> Route | None:
@@ -41,13 +50,13 @@ def stored_route(tenant: Obj) -> Route | None:
         return None
 
 
-def resolve(world: World, tenant: Obj, spec: TenantSpec, weight: int, placement: Placement) -> Serving:
-    """The route that holds now."""
-    name = tenant["metadata"]["name"]
+def resolve(world: World, tenant: Obj, spec: TenantSpec, placement: Placement) -> Serving:
+    """The route that holds now, alias by alias: each moves as soon as its new place can serve it."""
+    name = name_of(tenant)
     old = stored_route(tenant)
     served: dict[str, route.Served] = {}
     for model in spec.models:
-        target = _target(world, name, spec, model, placement, old=old) or _kept(
+        target = target_of(world, name, spec, model, placement, old=old) or _kept(
             world, name, spec, model.name, old
         )
         if target is not None:
@@ -58,11 +67,14 @@ def resolve(world: World, tenant: Obj, spec: TenantSpec, weight: int, placement:
         if (found := _placed(world, pool_name, placement, served, old)) is not None
     }
     served = {alias: target for alias, target in served.items() if target.pool in placed}
-    limits = effective_limits(spec.limits, world.config.tiers[spec.tier])
-    built = route.build(spec, limits, weight, placed.values(), served)
+    policy = world.config.tiers[spec.tier]
+    limits = effective_limits(spec.limits, policy)
+    built = route.build(spec, limits, weight_of(spec.weight, policy), placed.values(), served)
+    missing = tuple(model for model in spec.models if model.name not in served)
     return Serving(
         route=built,
-        missing=tuple(model for model in spec.models if model.name not in served),
+        missing=missing,
+        unserved=tuple(model.name for model in missing),
         moved=all(placement.models.get(alias) == target.pool for alias, target in served.items()),
         ready=built is not None and all(_any_ready(world, pool) for pool in placed.values()),
     )
@@ -73,8 +85,8 @@ def prune_route(world: World, tenant: Obj) -> Route | None:
     old = stored_route(tenant)
     if old is None:
         return None
-    name = tenant["metadata"]["name"]
-    models = [model for model in old.models if all(_exists(world, name, target.served_name, target.digest)
+    name = name_of(tenant)
+    models = [model for model in old.models if all(exists(world, name, target.served_name, target.digest)
                                                    for target in model.targets)]  # fmt: skip
     return old.model_copy(update={"models": models}) if models else None
 
@@ -101,7 +113,18 @@ def integrity(world: World, built: Route | None) -> Observation:
     return Observation(None, "not every replica has reported its digests")
 
 
-def _target(
+def aliases(tenant: Obj, spec: TenantSpec) -> list[TenantModel]:
+    """The models of the spec that the stored route answers, by whatever."""
+    old = stored_route(tenant)
+    answered = {model.name for model in old.models} if old is not None else set()
+    return [model for model in spec.models if model.name in answered]
+
+
+def name_of(tenant: Obj) -> str:
+    return str(tenant["metadata"]["name"])
+
+
+def target_of(
     world: World,
     tenant: str,
     spec: TenantSpec,
@@ -177,7 +200,7 @@ def _second(before: RouteModel, key: Key | None, found: tuple[Obj, AdapterSpec] 
     return RouteTarget(served_name=names[1], digest=targets[1][0].digest, weight=targets[1][1])
 
 
-def _exists(world: World, tenant: str, served_name: str, digest: str) -> bool:
+def exists(world: World, tenant: str, served_name: str, digest: str) -> bool:
     if not digest:
         return True
     key = bindings.adapter_of(served_name)
@@ -206,7 +229,7 @@ def _placed(
         if assigned is None:
             found = tuple(replica for replica in previous if replica in existing)
         else:
-            loaded = [r for r in wanted if world.is_ready(pool, r) and _holds(world, pool, r, needed)]
+            loaded = [r for r in wanted if world.is_ready(pool, r) and holds(world, pool, r, needed)]
             found = route.routable(wanted, loaded, previous, existing)
         if found:
             replicas[lane.name] = found[:64]
@@ -228,7 +251,7 @@ def _previous(old: Route | None, pool: str, lane: LaneName) -> list[str]:
     ]
 
 
-def _holds(world: World, pool: Pool, replica: str, needed: set[tuple[str, str]]) -> bool:
+def holds(world: World, pool: Pool, replica: str, needed: set[tuple[str, str]]) -> bool:
     return all(_held(world, pool, replica, name, digest) is Held.LOADED for name, digest in needed)
 
 

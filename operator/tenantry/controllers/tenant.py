@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tenantry.api import Route, TenantSpec, Tier, names
 from tenantry.api.tenant import TenantModel
-from tenantry.cluster import NODE, TENANT, Key, NameTaken, Obj, find_condition, has_condition, is_deleting
+from tenantry.cluster import (
+    NODE,
+    TENANT,
+    Key,
+    NameTaken,
+    Obj,
+    StillTerminating,
+    find_condition,
+    has_condition,
+    is_deleting,
+)
+from tenantry.cluster.status import timestamp
 from tenantry.desired import isolation
 from tenantry.desired.conditions import (
     Verdict,
@@ -20,19 +31,26 @@ from tenantry.desired.conditions import (
     wire,
     yes,
 )
+from tenantry.desired.limits import weight_of
 from tenantry.desired.problems import SpecError
 from tenantry.desired.tenant import cluster_ranges, tenant_problems
-from tenantry.promotion.retire import GRACE_SECONDS
+from tenantry.placement import moves
+from tenantry.placement.moves import Left, Place, Step
 from tenantry.runtime.controller import DONE, Context, Result
 
-from . import bindings, placing, serving
+from . import bindings, moving, placing, serving
+from .announce import announce
 from .clock import seconds_since
 from .dedicated import RIGHTS, Dedicated
 from .deleting import deleting
+from .departures import Departures
+from .metrics import MOVES
 from .placements import NOWHERE, Placement
 from .world import World
 
 AWAIT_SECONDS = 5.0
+MOVE_SECONDS = 1.0
+HELD_SECONDS = 30.0
 RIGHTS_SECONDS = 0.5
 DELETION_SECONDS = 2.0
 DELETION_DEADLINE_SECONDS = 600.0
@@ -49,7 +67,7 @@ class TenantReconciler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.dedicated = Dedicated(world)
-        self._left_since: dict[str, float] = {}
+        self.departures = Departures(world, self.dedicated)
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
         tenant = self.world.store.get(TENANT, key)
@@ -69,38 +87,83 @@ class TenantReconciler:
             if problems:
                 raise SpecError(problems)
         except SpecError as error:
-            await ctx.set_status(tenant, self._refused(tenant, "InvalidSpec", str(error)))
-            return DONE
+            return await self._refuse(tenant, "InvalidSpec", str(error), ctx)
         if spec.tier is Tier.REGULATED:
-            self._withdraw(key.name)
-            await ctx.set_status(tenant, _regulated(tenant, spec))
-            return await self._leave_dedicated(tenant, ctx)
+            serves = [place.pool for place in moving.places(serving.stored_route(tenant))]
+            if moving.tier_in_force(tenant) in (None, Tier.REGULATED):
+                self._withdraw(key.name)
+                steps = await self.departures.step(tenant, self._left_behind(tenant, (), ()), ctx)
+                _, result = await self._finish(tenant, _regulated(tenant, spec), steps, ctx)
+                return result
+            left = self._left_behind(tenant, (), serves)
+            return await self._refuse(tenant, "AttestationNotAvailable", NO_ATTESTATION, ctx, left)
         return await self._serve(tenant, spec, ctx)
 
     async def _serve(self, tenant: Obj, spec: TenantSpec, ctx: Context) -> Result:
         name = tenant["metadata"]["name"]
-        policy = ctx.config.tiers[spec.tier]
-        weight = spec.weight if spec.weight is not None else policy.weight
+        weight = weight_of(spec.weight, ctx.config.tiers[spec.tier])
+        in_force = moving.tier_in_force(tenant)
         awaited = None
         if spec.tier.dedicated:
             try:
                 awaited = await self.dedicated.ensure(tenant, spec, ctx)
             except NameTaken as taken:
-                await ctx.set_status(tenant, self._refused(tenant, "NameTaken", str(taken)))
-                return DONE
+                return await self._refuse(tenant, "NameTaken", str(taken), ctx)
+            except StillTerminating as ending:
+                awaited = str(ending)
             placed = placing.dedicated(self.world, tenant, spec, weight)
         else:
             placed = placing.shared(self.world, name, spec, weight)
         self._assume(name, placed)
-        now = serving.resolve(self.world, tenant, spec, weight, placed.placement)
+        now = moving.resolve(self.world, tenant, spec, placed.placement, in_force)
+        after = [pool.name for pool in now.route.pools] if now.route is not None else []
+        flipped = in_force not in (None, spec.tier) and now.moved and now.route is not None
+        before = moving.places(serving.stored_route(tenant)) if flipped else ()
+        own = [names.dedicated_pool(name)] if spec.tier.dedicated else []
+        left = self._left_behind(tenant, before, [*after, *placed.placement.pools, *own])
+        steps = await self.departures.step(tenant, left, ctx)
         status = self._status(tenant, spec, placed, now, awaited)
-        if await ctx.set_status(tenant, status):
-            self.world.wake_adapters(self.world.links.adapters_of(name))
-        if spec.tier.dedicated:
-            if awaited is None:
-                return DONE
-            return Result(RIGHTS_SECONDS if awaited == RIGHTS else AWAIT_SECONDS)
-        return await self._leave_dedicated(tenant, ctx)
+        wait = HELD_SECONDS if now.held else None
+        if awaited is not None:
+            wait = RIGHTS_SECONDS if awaited == RIGHTS else AWAIT_SECONDS
+        written, result = await self._finish(tenant, status, steps, ctx, wait)
+        if flipped and written and in_force is not None:
+            MOVES.labels(in_force.value, spec.tier.value).inc()
+            note = f"{in_force} -> {spec.tier}: served by {', '.join(f'`{pool}`' for pool in after)}"
+            ctx.recorder.event(tenant, "Moved", note, action="Move")
+        return result
+
+    def _left_behind(self, tenant: Obj, before: Iterable[Place], staying: Iterable[str]) -> tuple[Left, ...]:
+        """The places to be emptied; among them what a dedicated tier made, though no request ever went there."""
+        name = tenant["metadata"]["name"]
+        if names.FINALIZER in tenant["metadata"].get("finalizers", []):
+            own = self.world.pool(names.dedicated_pool(name))
+            uid = own.uid if own is not None else ""
+            before = [*before, Place(names.dedicated_pool(name), uid, names.tenant_namespace(name))]
+        return moves.leaving(moving.left_places(tenant), before, staying, timestamp())
+
+    async def _refuse(
+        self, tenant: Obj, reason: str, message: str, ctx: Context, left: Sequence[Left] | None = None
+    ) -> Result:
+        """Say what is wrong with the spec. What is served goes on, and what was left before is emptied."""
+        known = moving.left_places(tenant) if left is None else left
+        steps = await self.departures.step(tenant, known, ctx)
+        _, result = await self._finish(tenant, self._refused(tenant, reason, message), steps, ctx)
+        return result
+
+    async def _finish(
+        self, tenant: Obj, status: Obj, steps: Sequence[Step], ctx: Context, wait: float | None = None
+    ) -> tuple[bool, Result]:
+        """Write the status, tell what turned, and come back while something is under way; whether it was written."""
+        left = [moving.wire(step.left) for step in steps if step.left is not None]
+        status = {**status, "leaving": left, "conditions": moving.departing(status["conditions"], steps)}
+        written = await ctx.set_status(tenant, status)
+        if written:
+            announce(ctx.recorder, tenant, status)
+            self.world.wake_adapters(self.world.links.adapters_of(tenant["metadata"]["name"]))
+        if left:
+            wait = min(wait or MOVE_SECONDS, MOVE_SECONDS)
+        return written, DONE if wait is None else Result(wait)
 
     def _assume(self, name: str, placed: placing.Placing) -> None:
         before = self.world.placements.get(name)
@@ -131,7 +194,7 @@ class TenantReconciler:
         stored = tenant.get("status") or {}
         in_force = spec.tier.value if now.route is not None and now.moved else stored.get("tier")
         status: Obj = {
-            "placement": self._placement(placed.placement),
+            "placement": self._placement(placed.placement, now.route if now.held else None),
             "isolation": self._isolation(tenant, spec, now, awaited),
             "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited)),
         }
@@ -142,15 +205,20 @@ class TenantReconciler:
                 status["tier"] = in_force
         return status
 
-    def _placement(self, placement: Placement) -> list[Obj]:
+    def _placement(self, placement: Placement, held: Route | None) -> list[Obj]:
+        """Where the tenant is placed, and where it is served until that place is complete."""
         entries = []
-        for pool_name, placed in sorted(placement.pools.items()):
+        for pool_name, placed in placement.pools.items():
             pool = self.world.pool(pool_name)
             if pool is not None:
                 reason = shorten(placed.reason, 512)
                 entry = {"pool": pool_name, "namespace": pool.namespace, "reason": reason}
                 entries.append({**entry, "replicas": list(placed.replicas)[:128]})
-        return entries
+        for place in moving.places(held):
+            if place.pool not in placement.pools:
+                entry = {"pool": place.pool, "namespace": place.namespace, "reason": "until the move is done"}
+                entries.append({**entry, "replicas": list(place.replicas)[:128]})
+        return sorted(entries, key=lambda entry: str(entry["pool"]))
 
     def _endpoint(self, route: Route) -> Obj:
         return {"url": self.world.config.gateway_url, "models": [model.name for model in route.models]}
@@ -164,6 +232,8 @@ class TenantReconciler:
         young = self.world.clock() - self.world.started < FRESH_SECONDS
         if seen["AdapterIntegrity"].holds is None and young and before.get("state") == "Enforced":
             seen["AdapterIntegrity"] = isolation.Observation(True, before.get("reason", ""))
+        if now.held and now.in_force is not None:
+            return isolation.guarantees(now.in_force, True, seen)
         rendered = now.route is not None and now.moved and awaited is None
         return isolation.guarantees(spec.tier, rendered, seen)
 
@@ -175,13 +245,15 @@ class TenantReconciler:
         now: serving.Serving,
         awaited: str | None,
     ) -> list[Verdict]:
-        verdicts = [self._placed(placed), _network(spec, awaited), _suspended(spec)]
+        tier = now.in_force if now.held and now.in_force is not None else spec.tier
+        verdicts = [self._placed(placed), _network(tier, awaited), _suspended(spec)]
         stored = tenant.get("status") or {}
         if spec.suspend:
             summary = no("Ready", "Suspended", "`suspend` is true: the gateway refuses every request")
-            return [*verdicts, summary, *settled()]
+            going = self._progress(tenant, placed, now, awaited) if now.held else settled()
+            return [*verdicts, summary, *going]
         progressing = self._progress(tenant, placed, now, awaited)
-        if now.ready and not now.missing:
+        if now.ready and not now.unserved:
             return [*verdicts, yes("Ready", "Serving", _serves(now.route)), *progressing]
         reconciling, stalled = progressing
         why = stalled if stalled.status == "True" else reconciling
@@ -197,6 +269,13 @@ class TenantReconciler:
     def _progress(
         self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None
     ) -> tuple[Verdict, Verdict]:
+        arriving = self._arriving(tenant, placed, now, awaited)
+        return arriving if not now.held else moving.preparing(tenant, now, *arriving)
+
+    def _arriving(
+        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None
+    ) -> tuple[Verdict, Verdict]:
+        """Whether everything runs where the spec wants it."""
         if awaited is not None:
             return progress("Provisioning", awaited)
         homeless = [alias for alias in placed.objections if alias not in placed.placement.models]
@@ -208,6 +287,8 @@ class TenantReconciler:
             return progress("NoReplicas", _objections(placed))
         if now.missing:
             return self._waiting_for(tenant, now.missing)
+        if now.waits:
+            return progress("Preparing", now.waits)
         if not now.moved:
             return progress("Moving", "requests still go to the old place until the new one is ready")
         if not now.ready:
@@ -253,28 +334,7 @@ class TenantReconciler:
         ]
         return {**status, "conditions": wire([ready, *stall(reason, message), *others])}
 
-    # leaving
-
-    async def _leave_dedicated(self, tenant: Obj, ctx: Context) -> Result:
-        """Undo what the tenant owned in a dedicated tier, once no request can go there any more."""
-        name = tenant["metadata"]["name"]
-        if names.FINALIZER not in tenant["metadata"].get("finalizers", []):
-            self._left_since.pop(name, None)
-            return DONE
-        live = self.world.store.get(TENANT, Key("", name)) or tenant
-        route = serving.stored_route(live)
-        if route is not None and any(pool.name == names.dedicated_pool(name) for pool in route.pools):
-            self._left_since.pop(name, None)
-            return Result(AWAIT_SECONDS)
-        since = self._left_since.setdefault(name, self.world.clock())
-        left = GRACE_SECONDS - (self.world.clock() - since)
-        if left > 0:
-            return Result(left)
-        if await self.dedicated.teardown(live, ctx) is not None:
-            return Result(DELETION_SECONDS)
-        await ctx.remove_finalizer(live)
-        self._left_since.pop(name, None)
-        return DONE
+    # the end
 
     async def _finalize(self, tenant: Obj, ctx: Context) -> Result:
         self._withdraw(tenant["metadata"]["name"])
@@ -303,9 +363,9 @@ def _regulated(tenant: Obj, spec: TenantSpec) -> Obj:
     return {"isolation": isolation.guarantees(spec.tier, False, {}), "conditions": wire(verdicts)}
 
 
-def _network(spec: TenantSpec, awaited: str | None) -> Verdict:
-    if not spec.tier.dedicated:
-        return no("NetworkIsolated", "NotProvided", f"tier {spec.tier.value} runs on shared pods")
+def _network(tier: Tier, awaited: str | None) -> Verdict:
+    if not tier.dedicated:
+        return no("NetworkIsolated", "NotProvided", f"tier {tier.value} runs on shared pods")
     if awaited is not None:
         return unknown("NetworkIsolated", "Provisioning", awaited)
     return unknown("NetworkIsolated", "NotProbed", "policies are in place; no probe has shown that they hold")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tenantry.api import names
-from tenantry.cluster import Key, Obj, controller_of, is_deleting, key_of, uid_of
+from tenantry.cluster import Key, Obj, Resource, controller_of, is_deleting, key_of, uid_of
 from tenantry.runtime.controller import Mapper, own_key, owner_key
 from tenantry.runtime.store import Store
 
 from . import pods
+from .metrics import Census
 from .world import World, dedicated_to
 
 
@@ -18,6 +19,16 @@ class Watches:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.census = Census()
+
+    def counted(self, resource: Resource) -> Mapper:
+        """Wakes nobody: the census of a kind follows its changes."""
+
+        def mapper(old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
+            self.census.changed(resource, old, new)
+            return ()
+
+        return mapper
 
     # tenant keys
 

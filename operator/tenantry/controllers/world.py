@@ -121,11 +121,11 @@ class World:
         self.retiring: set[Key] = set()
         self.driver: EngineDriver | None = None
         self.fetcher: FetcherClient | None = None
+        self.http: httpx.AsyncClient = new_client()
         # Where gateways tell their metrics; None: wherever the endpoints of their Service are.
         self.gateway_urls: list[str] | None = None
         self.retire_seconds = RETIRE_SECONDS
         if setup.signer is not None:
-            self.http: httpx.AsyncClient = new_client()
             self.driver = TenantryDriver(setup.signer, self.http)
             self.fetcher = FetcherClient(setup.signer, setup.config.fetcher_url, self.http)
         self._specs: dict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = {}
@@ -238,6 +238,11 @@ class World:
         """The replica as drivers and the fetcher address it."""
         host = f"[{ip}]" if ":" in ip else ip
         return Replica(f"{pool.namespace}/{replica}", f"http://{host}:{names.ENGINE_ADMIN_PORT}", pool.uid)
+
+    def gateway_url(self, pod: Obj) -> str:
+        """Where a gateway answers the cluster's own questions."""
+        ip = str(pods.address(pod))
+        return f"http://{f'[{ip}]' if ':' in ip else ip}:{names.METRICS_PORT}"
 
     # waking others
 

@@ -49,3 +49,17 @@ def effective_limits(limits: Limits, policy: TierPolicy) -> EffectiveLimits:
     if merged["monthly_tokens"] is None:
         merged["monthly_tokens"] = ceiling
     return EffectiveLimits.model_validate(merged)
+
+
+def limits_within(limits: Limits, policy: TierPolicy) -> EffectiveLimits:
+    """The same for limits that may be meant for another tier: what lies above this tier's ceiling is cut to it."""
+    cut = {}
+    for field in LIMIT_FIELDS:
+        asked, ceiling = getattr(limits, field), getattr(policy.ceilings, field)
+        cut[field] = asked if asked is None or ceiling is None else min(asked, ceiling)
+    return effective_limits(Limits.model_validate(cut), policy)
+
+
+def weight_of(weight: int | None, policy: TierPolicy) -> int:
+    """The fair share in a tier: what is asked for inside the tier's ceiling, else the tier's own."""
+    return policy.weight if weight is None else min(weight, policy.max_weight)

@@ -51,7 +51,7 @@ TESTS = Path(__file__).parents[2]
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
-from support.replicas import Engine, Fleet  # noqa: E402
+from support.replicas import Engine, Fleet, Gateway  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import ApiServer
@@ -64,6 +64,9 @@ class LabWorld(World):
 
     def peer(self, pool: Pool, replica: str, ip: str) -> Replica:
         return Replica(f"{pool.namespace}/{replica}", self.fleet.url(replica), pool.uid)
+
+    def gateway_url(self, pod: Obj) -> str:
+        return f"http://127.0.0.1:{self.fleet.port}/gateways/{pod['metadata']['name']}"
 
 
 class Operator:
@@ -148,6 +151,7 @@ class Lab:
         self.unready: set[str] = set()
         self.crashing: set[str] = set()
         self.foreign: set[str] = set()
+        self.broken_on: dict[str, dict[str, str]] = {}
         self.operator: Operator | None = None
         self._revisions: dict[str, str] = {}
 
@@ -206,6 +210,15 @@ class Lab:
         obj["metadata"]["namespace"] = self.config.release_namespace
         return await self.make(obj)
 
+    async def gateway(self, name: str, *routes: str) -> Gateway:
+        """A gateway's pod; what it answers is the test's."""
+        meta = {"name": name, "namespace": self.config.release_namespace, "labels": GATEWAY_LABELS}
+        spec = {"containers": [{"name": "gateway", "image": "x"}]}
+        pod = await self.make({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        await self.set_pod(pod, ready=True)
+        self.fleet.gateways[name] = Gateway(list(routes))
+        return self.fleet.gateways[name]
+
     async def edit(self, resource: Resource, name: str, spec: Obj) -> Obj:
         return await self.client.merge_patch(resource, self.key(resource, name), {"spec": spec})
 
@@ -241,6 +254,10 @@ class Lab:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {last}") from None
         return found
+
+    async def until_unready(self, pool: str) -> None:
+        """Wait until the operator knows that a pool which was ready has no ready replica."""
+        await self.until(ADAPTER_POOL, pool, "Ready", "False", "NoReplicaReady")
 
     async def route(self, tenant: str) -> Obj:
         return ((await self.get(TENANT, tenant) or {}).get("status") or {}).get("route") or {}
@@ -305,7 +322,8 @@ class Lab:
             args = template["spec"]["containers"][0]["args"]
             served = args[args.index("--model-name") + 1]
             image = template["spec"]["containers"][0]["image"]
-            self.fleet.engines[name] = Engine(model="another" if image in self.foreign else served)
+            model = "another" if image in self.foreign else served
+            self.fleet.engines[name] = Engine(model=model, broken=dict(self.broken_on.get(name, {})))
         crashes = pod["spec"]["containers"][0]["image"] in self.crashing
         away = crashes or name in self.unready or self.fleet.engines[name].drained
         ready = "False" if away else "True"
@@ -352,6 +370,9 @@ class Lab:
             async for obj in self.client.list(resource):
                 if self.suffix in obj["metadata"]["name"]:
                     await self.remove(resource, Key("", obj["metadata"]["name"]))
+
+
+GATEWAY_LABELS = {"app.kubernetes.io/name": "tenantry", "app.kubernetes.io/component": "gateway"}
 
 
 def _root(kind: str, name: str, spec: Obj) -> Obj:

@@ -10,6 +10,9 @@ import typer
 
 from tenantry.cost import IdlePolicy, Topology
 
+from .complete import tenant_names
+from .output import View
+
 app = typer.Typer(
     name="tenantry",
     help="Serve many tenants' language models from one Kubernetes cluster.",
@@ -18,11 +21,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 keys = typer.Typer(help="API keys of tenants.", no_args_is_help=True, rich_markup_mode=None)
+top = typer.Typer(
+    help="Who uses how much now, from the processes' own metrics. Reads the cluster of KUBECONFIG.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 adapters = typer.Typer(
     help="LoRA adapters: digests and registries.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(keys, name="keys")
 app.add_typer(adapters, name="adapters")
+app.add_typer(top, name="top")
 
 
 class Output(StrEnum):
@@ -30,6 +39,7 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
     CSV = "csv"
 
 
@@ -54,6 +64,26 @@ def keys_mint(
     typer.echo(
         "Give the first line to the client; add the second to `spec.auth.apiKeys` of the Tenant.", err=True
     )
+
+
+@keys.command("rotate")
+def keys_rotate(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Name of the Tenant.")],
+    file: Annotated[
+        Path, typer.Option("--file", "-f", help="YAML file with the Tenant; rewritten in place.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the key that is to end.")] = "default",
+    overlap: Annotated[str, typer.Option(help="For so long both keys are valid: 7d, 12h or 30m.")] = "7d",
+    expires_in: Annotated[
+        str | None, typer.Option(help="Lifetime of the new key: 90d, 12h or 30m. Absent: no end.")
+    ] = None,
+) -> None:
+    """Add a second key to a Tenant's file and give the old one an end. Prints the new key, shown only now."""
+    from .rotate import rotate_file
+
+    rotation = rotate_file(file, tenant, name, overlap=overlap, expires_in=expires_in)
+    typer.echo(rotation.key)
+    typer.echo(rotation.sentence, err=True)
 
 
 @adapters.command("digest")
@@ -112,6 +142,24 @@ def promote(
 
 
 @app.command()
+def rollback(
+    adapter: Annotated[str, typer.Argument(metavar="NAMESPACE/ADAPTER", help="The Adapter.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="YAML file with the Adapter.")],
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Absent: the highest listed one below the stable one."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Rewrite the file instead of printing a diff.")
+    ] = False,
+) -> None:
+    """Print the one-line change that goes back to an earlier version, for `git apply`. Commit it to roll back."""
+    from .rollback import rollback as run
+
+    typer.echo(run(file, adapter, to, write=write), nl=False)
+
+
+@app.command()
 def cost(
     tenants: Annotated[Path, typer.Option(help="YAML or CSV: who sends how much.")],
     fleet: Annotated[Path, typer.Option(help="YAML: what a replica does and costs.")],
@@ -136,28 +184,40 @@ def plan(
     ] = False,
 ) -> None:
     """Print what the operator would apply for a file, and why each tenant gets its place. Needs no cluster."""
+    from .cluster import Cluster
     from .plan import run
-    from .status import Cluster
 
     typer.echo(run(file, config, Cluster() if cluster else None), nl=False)
 
 
-Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the Tenant.")]
+Tenant = Annotated[
+    str, typer.Argument(metavar="TENANT", help="Name of the Tenant.", autocompletion=tenant_names)
+]
+Shown = Annotated[View, typer.Option("--output", "-o", help="For people (table, wide) or for programs.")]
 
 
 @app.command()
-def status(tenant: Tenant) -> None:
-    """Show where a tenant runs, what it serves and what is guaranteed. Reads the cluster of KUBECONFIG."""
-    from .status import Cluster, status
+def status(
+    tenant: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TENANT]", help="Name of the Tenant; absent: all of them.", autocompletion=tenant_names
+        ),
+    ] = None,
+    output: Shown = View.TABLE,
+) -> None:
+    """Show where tenants run, what they serve and what is guaranteed. Reads the cluster of KUBECONFIG."""
+    from .cluster import Cluster
+    from .status import status
 
-    typer.echo(status(Cluster(), tenant), nl=False)
+    typer.echo(status(Cluster(), tenant, output), nl=False)
 
 
 @app.command("export")
 def export_tenants() -> None:
     """Print all tenants, pools and adapters, to be applied to another cluster. Reads the cluster of KUBECONFIG."""
+    from .cluster import Cluster
     from .export import export
-    from .status import Cluster
 
     found = export(Cluster())
     typer.echo(found.text, nl=False)
@@ -166,10 +226,32 @@ def export_tenants() -> None:
 
 
 @app.command()
-def why(tenant: Tenant) -> None:
+def why(tenant: Tenant, output: Shown = View.TABLE) -> None:
     """Say what keeps a tenant from being served, down to its pools and adapters. Exit code 1 when something does."""
-    from .status import Cluster, why
+    from .cluster import Cluster
+    from .status import why
 
-    text, troubled = why(Cluster(), tenant)
+    text, troubled = why(Cluster(), tenant, output)
     typer.echo(text, nl=False)
     raise typer.Exit(1 if troubled else 0)
+
+
+@top.command("tenants")
+def top_tenants(
+    interval: Annotated[float, typer.Option(min=0.5, max=300.0, help="Seconds that are measured.")] = 5.0,
+    output: Shown = View.TABLE,
+) -> None:
+    """Requests and tokens a second of each tenant, the busiest first."""
+    from .cluster import Cluster
+    from .top import tenants
+
+    typer.echo(tenants(Cluster(), interval, output), nl=False)
+
+
+@top.command("replicas")
+def top_replicas(output: Shown = View.TABLE) -> None:
+    """What runs and waits on each engine replica, and how full it is."""
+    from .cluster import Cluster
+    from .top import replicas
+
+    typer.echo(replicas(Cluster(), output), nl=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from tenantry.cost import Crossover, Fleet, IdlePolicy, Report, Share, TenantTraffic, Topology, report
 
 from .errors import CliError, first_problem, read_text
+from .output import View, document
 from .table import table
 
 
@@ -27,7 +27,9 @@ def run(tenants: Path, fleet: Path, policy: IdlePolicy, topology: Topology, outp
         raise CliError(str(error)) from error
     match output:
         case "json":
-            return json.dumps(as_json(result), indent=2) + "\n"
+            return document(as_json(result), View.JSON)
+        case "yaml":
+            return document(as_json(result), View.YAML)
         case "csv":
             return as_csv(result)
         case _:

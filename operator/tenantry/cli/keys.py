@@ -22,15 +22,16 @@ def mint_key(tenant: str, name: str, expires_in: str | None) -> tuple[str, str]:
     minted = mint(tenant)
     entry = f"- {{name: {_scalar(name)}, sha256: {json.dumps(minted.sha256)}"
     if expires_in is not None:
-        end = datetime.now(UTC) + _lifetime(expires_in)
+        end = datetime.now(UTC) + lifetime("--expires-in", expires_in)
         entry += f', expiresAt: "{end:%Y-%m-%dT%H:%M:%SZ}"'
     return minted.key, entry + "}"
 
 
-def _lifetime(text: str) -> timedelta:
+def lifetime(field: str, text: str) -> timedelta:
+    """A time such as 90d, given for `field`. Raises CliError."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dhm])", text)
     if match is None:
-        raise CliError("`--expires-in` must be a number with d, h or m, e.g. 90d")
+        raise CliError(f"`{field}` must be a number with d, h or m, e.g. 90d")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 

@@ -21,7 +21,7 @@ from tenantry.placement.stored import NOWHERE, Placement, from_status
 from tenantry.placement.tenants import place_tenant
 
 if TYPE_CHECKING:
-    from .status import Cluster
+    from .cluster import Cluster
 
 Obj = dict[str, Any]
 

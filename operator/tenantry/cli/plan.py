@@ -24,7 +24,7 @@ from .errors import CliError, first_problem, read_text
 from .placed import Fleet
 
 if TYPE_CHECKING:
-    from .status import Cluster
+    from .cluster import Cluster
 
 M = TypeVar("M", bound=Model)
 

@@ -1,102 +1,39 @@
-"""`tenantry status` and `tenantry why`: what the cluster says about a tenant, in words. Reads only."""
+"""`tenantry status` and `tenantry why`: what the cluster says about tenants, in words or as data. Reads only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from tenantry.api.common import GROUP, VERSION
 from tenantry.api.names import dedicated_pool
 
-from .errors import CliError
+from .cluster import Cluster, Obj
+from .output import View, document
 from .table import table
 
-Obj = dict[str, Any]
-
-PAGE = 500
 ABNORMAL_WHEN_TRUE = ("Stalled", "Reconciling", "Degraded", "RolledBack", "Suspended")
 
 
-class Cluster:
-    """The cluster that KUBECONFIG (or the pod) points to."""
-
-    def __init__(self) -> None:
-        from kubernetes import client, config
-
-        load: Any = config.load_config
-        try:
-            load()
-        except (config.ConfigException, OSError, TypeError) as error:
-            raise CliError("no cluster: `KUBECONFIG` must name a kubeconfig file that can be read") from error
-        self._api = client.CustomObjectsApi()
-        self._refusal: type[Exception] = client.ApiException
-
-    def tenant(self, name: str) -> Obj:
-        """Raises CliError."""
-        return self._call(
-            f"Tenant `{name}`", lambda: self._api.get_cluster_custom_object(GROUP, VERSION, "tenants", name)
-        )
-
-    def pool(self, name: str) -> Obj | None:
-        """None when there is no such pool. Raises CliError."""
-        return self._maybe(lambda: self._api.get_cluster_custom_object(GROUP, VERSION, "adapterpools", name))
-
-    def adapter(self, namespace: str, name: str) -> Obj | None:
-        """None when there is no such adapter. Raises CliError."""
-        return self._maybe(
-            lambda: self._api.get_namespaced_custom_object(GROUP, VERSION, namespace, "adapters", name)
-        )
-
-    def all(self, plural: str) -> list[Obj]:
-        """Every object of a kind of ours, over all namespaces. Raises CliError."""
-        found: list[Obj] = []
-        more: str | None = None
-        while more is None or more:
-            page = {"limit": PAGE, **({"_continue": more} if more else {})}
-            answer = self._call(
-                f"`{plural}.{GROUP}`",
-                lambda page=page: self._api.list_cluster_custom_object(GROUP, VERSION, plural, **page),
-            )
-            found += answer["items"]
-            more = str(answer["metadata"].get("continue") or "")
-        return found
-
-    def _maybe(self, get: Any) -> Obj | None:
-        try:
-            return self._call("", get)
-        except _Missing:
-            return None
-
-    def _call(self, what: str, get: Any) -> Obj:
-        from urllib3.exceptions import HTTPError
-
-        try:
-            found: Obj = get()
-        except self._refusal as error:
-            status = getattr(error, "status", None)
-            if status == 404:
-                raise _Missing(f"{what} must exist: there is none of that name in this cluster") from error
-            raise CliError(
-                f"the API server answered {status} {getattr(error, 'reason', '')}".rstrip()
-            ) from error
-        except HTTPError as error:
-            raise CliError("the API server cannot be reached: check `KUBECONFIG`") from error
-        return found
+def status(cluster: Cluster, name: str | None, view: View) -> str:
+    """One tenant at a glance, or all of them, one a line. Raises CliError."""
+    if name is None:
+        return overview(cluster.tenants(), view)
+    tenant = cluster.tenant(name)
+    return document(summary(tenant), view) if view.structured else describe(tenant, wide=view is View.WIDE)
 
 
-class _Missing(CliError):
-    pass
-
-
-def status(cluster: Cluster, name: str) -> str:
-    """The tenant at a glance. Raises CliError."""
-    return describe(cluster.tenant(name))
-
-
-def why(cluster: Cluster, name: str) -> tuple[str, bool]:
+def why(cluster: Cluster, name: str, view: View) -> tuple[str, bool]:
     """Everything that keeps the tenant from being served, down to pools and adapters; and whether there is any."""
     tenant = cluster.tenant(name)
-    spec = tenant.get("spec", {})
+    found = findings(tenant, related(cluster, tenant))
+    if view.structured:
+        return document({"tenant": name, "served": not found, "findings": found}, view), bool(found)
+    return sentences(tenant, found, wide=view is View.WIDE), bool(found)
+
+
+def related(cluster: Cluster, tenant: Obj) -> list[tuple[str, Obj | None]]:
+    """The pools and adapters that the tenant refers to or runs on; None for those that are not there."""
+    spec, name = tenant.get("spec", {}), tenant["metadata"]["name"]
     others: list[tuple[str, Obj | None]] = []
     pools = {entry["pool"] for entry in tenant.get("status", {}).get("placement", [])}
     pools |= {model["poolRef"] for model in spec.get("models", []) if model.get("poolRef")}
@@ -111,20 +48,71 @@ def why(cluster: Cluster, name: str) -> tuple[str, bool]:
         for model in spec.get("models", [])
         if model.get("adapterRef")
     }
-    others += [
+    return others + [
         (f"Adapter {space}/{adapter}", cluster.adapter(space, adapter)) for space, adapter in sorted(refs)
     ]
-    return explain(tenant, others)
 
 
-def describe(tenant: Obj) -> str:
-    """The facts of `status`, one thing a line."""
+def overview(tenants: list[Obj], view: View) -> str:
+    """All tenants."""
+    if view.structured:
+        return document([summary(tenant) for tenant in tenants], view)
+    header = ["tenant", "tier", "ready", "reason", "pools"]
+    rows = [_row(tenant) for tenant in tenants]
+    if view is View.WIDE:
+        header += ["models", "in flight", "tokens/min", "keys"]
+        rows = [[*row, *_wide(tenant)] for row, tenant in zip(rows, tenants, strict=True)]
+    return table(header, rows) + "\n" if rows else "no tenants\n"
+
+
+def _row(tenant: Obj) -> list[str]:
+    ready = _condition(tenant, "Ready") or {}
+    seen = tenant.get("status", {})
+    return [
+        tenant["metadata"]["name"],
+        _tier(tenant),
+        str(ready.get("status", "Unknown")),
+        str(ready.get("reason", "NotSeen")),
+        ",".join(place["pool"] for place in seen.get("placement", [])) or "-",
+    ]
+
+
+def _wide(tenant: Obj) -> list[str]:
+    limits = ((tenant.get("status", {}).get("route")) or {}).get("limits", {})
+    return [
+        ",".join(model["name"] for model in tenant.get("spec", {}).get("models", [])),
+        str(limits.get("maxInFlight", "-")),
+        str(limits.get("tokensPerMinute", "-")),
+        str(len(tenant.get("spec", {}).get("auth", {}).get("apiKeys", []))),
+    ]
+
+
+def summary(tenant: Obj) -> Obj:
+    """The facts of `status` as data: what people and programs ask for, under names that stay."""
     spec, seen = tenant.get("spec", {}), tenant.get("status", {})
-    in_force = seen.get("tier")
-    tier = spec.get("tier", "?")
+    route = seen.get("route") or {}
+    return {
+        "tenant": tenant["metadata"]["name"],
+        "tier": spec.get("tier"),
+        "tierInForce": seen.get("tier"),
+        "upToDate": not _stale(tenant),
+        "ready": (_condition(tenant, "Ready") or {}).get("status", "Unknown"),
+        "endpoint": seen.get("endpoint"),
+        "placement": seen.get("placement", []),
+        "leaving": seen.get("leaving", []),
+        "models": route.get("models", []),
+        "limits": route.get("limits"),
+        "guarantees": seen.get("isolation", []),
+        "conditions": _conditions(tenant),
+    }
+
+
+def describe(tenant: Obj, *, wide: bool = False) -> str:
+    """The facts of `status`, one thing a line; `wide` with limits, digests and times."""
+    seen = tenant.get("status", {})
     lines = [
         f"Tenant {tenant['metadata']['name']}",
-        f"  tier      {tier}" + (f" (in force: {in_force})" if in_force not in (None, tier) else ""),
+        f"  tier      {_tier(tenant)}",
         f"  ready     {_sentence(_condition(tenant, 'Ready'))}",
     ]
     if stale := _stale(tenant):
@@ -137,47 +125,93 @@ def describe(tenant: Obj) -> str:
         lines.append(
             f"  runs on   {place['pool']} in {place['namespace']}: {replicas} ({place.get('reason', '')})"
         )
-    for model in (seen.get("route") or {}).get("models", []):
-        targets = ", ".join(f"{t['servedName']} ({t.get('weight', 100)}%)" for t in model["targets"])
+    for place in seen.get("leaving", []):
+        lines.append(
+            f"  leaves    {place['pool']} in {place['namespace']}: {place['phase']} since {place['since']}"
+        )
+    route = seen.get("route") or {}
+    for model in route.get("models", []):
+        targets = ", ".join(_target(target, wide) for target in model["targets"])
         lines.append(f"  serves    {model['name']} = {targets}")
+    if wide and route.get("limits"):
+        limits = ", ".join(f"{name} {value}" for name, value in route["limits"].items())
+        lines.append(f"  limits    {limits}, weight {route.get('weight', 1)}")
     guarantees = seen.get("isolation", [])
     if guarantees:
-        rows = [[g["guarantee"], g["state"], g.get("reason", "")] for g in guarantees]
-        lines += ["", table(["guarantee", "state", "reason"], rows)]
-    rows = [[c["type"], c["status"], c["reason"], c.get("message", "")] for c in _conditions(tenant)]
+        rows = [
+            [g["guarantee"], g["state"], *_since(g, "since", wide), g.get("reason", "")] for g in guarantees
+        ]
+        lines += ["", table(["guarantee", "state", *(["since"] if wide else []), "reason"], rows)]
+    rows = [
+        [c["type"], c["status"], c["reason"], *_since(c, "lastTransitionTime", wide), c.get("message", "")]
+        for c in _conditions(tenant)
+    ]
     if rows:
-        lines += ["", table(["condition", "status", "reason", "message"], rows)]
+        header = ["condition", "status", "reason", *(["since"] if wide else []), "message"]
+        lines += ["", table(header, rows)]
     return "\n".join(lines) + "\n"
 
 
-def explain(tenant: Obj, others: Iterable[tuple[str, Obj | None]]) -> tuple[str, bool]:
-    """What is wrong, most telling first; and whether anything is."""
+def findings(tenant: Obj, others: Iterable[tuple[str, Obj | None]]) -> list[dict[str, str]]:
+    """What is wrong, most telling first: the object, the condition where there is one, since when, and the words."""
     name = f"Tenant {tenant['metadata']['name']}"
-    findings = [f"{name}: {stale}"] if (stale := _stale(tenant)) else []
-    findings += [f"{name}: {text}" for text in _troubles(tenant)]
+    found = [_finding(name, stale)] if (stale := _stale(tenant)) else []
+    found += _troubles(name, tenant)
     for what, obj in others:
         if obj is None:
-            findings.append(f"{what} does not exist: create it, or correct the reference in {name}")
+            found.append(_finding(what, f"does not exist: create it, or correct the reference in {name}"))
         else:
-            findings += [f"{what}: {text}" for text in _troubles(obj)]
-    if not findings:
-        return f"{name} is served as its spec says; nothing is in its way.\n", False
-    return "".join(f"{finding}\n" for finding in findings), True
+            found += _troubles(what, obj)
+    return found
 
 
-def _troubles(obj: Obj) -> list[str]:
+def sentences(tenant: Obj, found: list[dict[str, str]], *, wide: bool = False) -> str:
+    """One line a finding; `wide` says since when."""
+    if not found:
+        name = tenant["metadata"]["name"]
+        return f"Tenant {name} is served as its spec says; nothing is in its way.\n"
+    lines = []
+    for finding in found:
+        text = finding["message"]
+        colon = "" if text.startswith("does not exist") else ":"
+        since = f" (since {finding['since']})" if wide and finding["since"] else ""
+        lines.append(f"{finding['object']}{colon} {text}{since}\n")
+    return "".join(lines)
+
+
+def _troubles(name: str, obj: Obj) -> list[dict[str, str]]:
     """Conditions that are not as they should be."""
     found = []
     if not _conditions(obj):
-        return ["the operator has not looked at it yet: is it running, and is it the leader?"]
+        return [_finding(name, "the operator has not looked at it yet: is it running, and is it the leader?")]
     for condition in _conditions(obj):
         kind, state = condition["type"], condition["status"]
         bad = (
             state == "True" if kind in ABNORMAL_WHEN_TRUE else kind in ("Ready", "Placed") and state != "True"
         )
         if bad:
-            found.append((kind != "Stalled", kind != "Ready", f"{kind} is {state}: {_sentence(condition)}"))
-    return [text for _, _, text in sorted(found)]
+            text = f"{kind} is {state}: {_sentence(condition)}"
+            since = str(condition.get("lastTransitionTime", ""))
+            found.append((kind != "Stalled", kind != "Ready", text, kind, since))
+    return [_finding(name, text, kind, since) for _, _, text, kind, since in sorted(found)]
+
+
+def _finding(what: str, message: str, condition: str = "", since: str = "") -> dict[str, str]:
+    return {"object": what, "condition": condition, "since": since, "message": message}
+
+
+def _tier(tenant: Obj) -> str:
+    tier, in_force = tenant.get("spec", {}).get("tier", "?"), tenant.get("status", {}).get("tier")
+    return str(tier) + (f" (in force: {in_force})" if in_force not in (None, tier) else "")
+
+
+def _target(target: Obj, wide: bool) -> str:
+    digest = f", {target['digest']}" if wide and target.get("digest") else ""
+    return f"{target['servedName']} ({target.get('weight', 100)}%{digest})"
+
+
+def _since(entry: Obj, field: str, wide: bool) -> list[str]:
+    return [str(entry.get(field, ""))] if wide else []
 
 
 def _stale(obj: Obj) -> str:
@@ -197,5 +231,5 @@ def _condition(obj: Obj, kind: str) -> Obj | None:
     return next((condition for condition in _conditions(obj) if condition["type"] == kind), None)
 
 
-def _conditions(obj: Obj) -> list[Obj]:
+def _conditions(obj: Obj) -> list[dict[str, Any]]:
     return list(obj.get("status", {}).get("conditions", []))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenantry.cli.status import describe, explain
+import yaml
+from tenantry.cli.output import View
+from tenantry.cli.status import describe, findings, overview, sentences, summary
 
 CRDS = Path(__file__).resolve().parents[3] / "crds"
 TIME = "2026-01-01T00:00:00Z"
@@ -38,8 +40,9 @@ GOOD = (
 
 
 def test_nothing_is_wrong() -> None:
-    text, troubled = explain(tenant(*GOOD), [])
-    assert (troubled, "nothing is in its way" in text) == (False, True)
+    found = findings(tenant(*GOOD), [])
+    assert found == []
+    assert "nothing is in its way" in sentences(tenant(*GOOD), found)
 
 
 def test_the_cause_comes_first_and_all_of_it() -> None:
@@ -53,11 +56,12 @@ def test_the_cause_comes_first_and_all_of_it() -> None:
         "metadata": {"name": "p", "generation": 1},
         "status": {"conditions": [condition("Ready", "True", "S")]},
     }
-    text, troubled = explain(
+    found = findings(
         bad, [("AdapterPool p", pool), ("Adapter acme-ml/tone", None), ("AdapterPool new", {"metadata": {}})]
     )
-    assert troubled
-    assert text.splitlines() == [
+    assert [entry["condition"] for entry in found] == ["", "Stalled", "Ready", "", ""]
+    assert f"x (since {TIME})\n" in sentences(bad, found, wide=True)
+    assert sentences(bad, found).splitlines() == [
         "Tenant acme: the operator has not yet acted on the last edit of the spec",
         "Tenant acme: Stalled is True: AdapterStalled: `tone`: Adapter acme-ml/tone: DigestMismatch",
         "Tenant acme: Ready is False: AdapterStalled: x",
@@ -83,6 +87,42 @@ def test_a_tenant_at_a_glance() -> None:
     ):  # fmt: skip
         assert part in text
     assert "unknown" in describe({"metadata": {"name": "new"}})
+
+
+MOVING = tenant(
+    *GOOD,
+    tier="MidMarket",
+    leaving=[{"pool": "tenant-acme", "namespace": "tenant-acme", "phase": "Draining", "since": TIME}],
+    route={
+        "weight": 4,
+        "limits": {"maxInFlight": 8, "tokensPerMinute": 100},
+        "models": [{"name": "tone", "targets": [{"servedName": "a.b--1.0.0-0", "digest": "sha256:00"}]}],
+    },
+)
+
+
+def test_a_place_that_is_left_and_what_only_wide_shows() -> None:
+    text, wide = describe(MOVING), describe(MOVING, wide=True)
+    assert f"  leaves    tenant-acme in tenant-acme: Draining since {TIME}" in text
+    for part in ("sha256:00", "maxInFlight 8", "weight 4", "SINCE", TIME):
+        assert part in wide
+    assert "sha256:00" not in text
+
+
+def test_all_tenants_one_a_line_or_as_data() -> None:
+    fresh = {"metadata": {"name": "birch", "generation": 1}, "spec": {"tier": "Free"}}
+    lines = overview([MOVING, fresh], View.TABLE).splitlines()
+    assert lines[0].split() == ["TENANT", "TIER", "READY", "REASON", "POOLS"]
+    assert lines[2].split() == ["birch", "Free", "Unknown", "NotSeen", "-"]
+    assert overview([MOVING], View.WIDE).splitlines()[1].split()[-2:] == ["100", "0"]
+    listed = json.loads(overview([MOVING, fresh], View.JSON))
+    assert listed == yaml.safe_load(overview([MOVING, fresh], View.YAML))
+    assert [(entry["tenant"], entry["ready"], entry["upToDate"]) for entry in listed] == [
+        ("acme", "True", True),
+        ("birch", "Unknown", False),
+    ]
+    assert listed[0] == json.loads(json.dumps(summary(MOVING)))
+    assert overview([], View.TABLE) == "no tenants\n"
 
 
 def run(kubeconfig: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -131,11 +171,21 @@ def test_from_the_api_server(apiserver: Any) -> None:
         assert missing.returncode == 2
         assert missing.stderr.count("\n") == 1
         assert "Tenant `nobody` must exist" in missing.stderr
+        data = json.loads(run(apiserver.kubeconfig, "why", "cli-status", "-o", "json").stdout)
+        assert (data["tenant"], data["served"], len(data["findings"])) == ("cli-status", False, 2)
+        rows = run(apiserver.kubeconfig, "status").stdout.splitlines()
+        assert any(row.split()[:3] == ["cli-status", "Smb", "False"] for row in rows), rows
+        one = yaml.safe_load(run(apiserver.kubeconfig, "status", "cli-status", "-o", "yaml").stdout)
+        assert one["conditions"][0]["reason"] == "NoPool"
+        none = run(apiserver.kubeconfig, "top", "tenants")
+        assert (none.returncode, none.stderr.count("\n")) == (2, 1)
+        assert "no gateway runs" in none.stderr
     finally:
         apiserver.kubectl("delete", "tenant", "cli-status", "--wait=false")
 
 
 def test_without_a_cluster(tmp_path: Path) -> None:
-    done = run(tmp_path / "none", "status", "acme")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "`KUBECONFIG`" in done.stderr
+    for command in (["status", "acme"], ["status"], ["why", "acme"], ["top", "tenants"], ["top", "replicas"]):
+        done = run(tmp_path / "none", *command)
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), command
+        assert "`KUBECONFIG`" in done.stderr

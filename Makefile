@@ -59,8 +59,10 @@ lint: setup ## What CI checks beside tests: format, lint, types, import contract
 	@tools/lint
 
 .PHONY: generate
-generate: setup ## Regenerate CRDs, chart copies and reference docs from the API models
+generate: setup ## Regenerate CRDs, chart copies, dashboards and reference docs
 	@$(PY) -m tenantry.api.crd
+	@$(PY) tools/dashboards.py
+	@PYTHONPATH=operator:gateway:engine-image:kernels $(PY) tools/reference.py
 
 .PHONY: lock
 lock: ## Pin the requirements again, with hashes

@@ -136,6 +136,36 @@ class Policies(Model):
     schedulers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
+class PodMonitors(Model):
+    """What Prometheus Operator scrapes."""
+
+    enabled: bool
+    labels: dict[LabelKey, LabelValue]
+
+
+class Rules(Model):
+    """Alerts and what they are made of. `runbooks`: where docs/runbooks.md can be read."""
+
+    enabled: bool
+    labels: dict[LabelKey, LabelValue]
+    runbooks: Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class Dashboards(Model):
+    """ConfigMaps that Grafana's sidecar finds by their labels."""
+
+    enabled: bool
+    labels: dict[LabelKey, LabelValue]
+
+
+class Monitoring(Model):
+    """Objects for Prometheus Operator and Grafana; the kinds of monitoring.coreos.com must be there."""
+
+    pod_monitors: PodMonitors
+    rules: Rules
+    dashboards: Dashboards
+
+
 class Values(Model):
     """All values; defaults are those of the chart's values.yaml."""
 
@@ -146,6 +176,7 @@ class Values(Model):
     identity: Identity
     network_policies: NetworkPolicies
     policies: Policies
+    monitoring: Monitoring
     tiers: dict[Tier, TierPolicy]
     pool_templates: dict[DnsLabel, AdapterPoolSpec]
     quota: Quota

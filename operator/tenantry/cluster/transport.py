@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient, Configuration
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from .errors import ApiError, Unavailable, api_error
 
@@ -27,6 +27,13 @@ REQUESTS = Counter(
     "rest_client_requests_total",
     "Requests to the API server, by answer.",
     ["code", "method", "host"],
+)
+
+REQUEST_SECONDS = Histogram(
+    "rest_client_request_duration_seconds",
+    "Seconds until the API server had answered, for each attempt.",
+    ["verb", "host"],
+    buckets=(0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0),
 )
 
 JSON = "application/json"
@@ -131,10 +138,11 @@ class Transport:
             # the client's own encoding is for JSON; with a parameter in the type it leaves the body alone
             headers["Content-Type"], body = f"{APPLY_PATCH}; charset=utf-8", as_yaml(body)
         url = self._api.configuration.host + path + ("?" + urlencode(query) if query else "")
-        response = await self._api.rest_client.request(
-            method, url, headers=headers, body=body, _request_timeout=self._timeout
-        )
-        text = (await response.read()).decode()
+        with REQUEST_SECONDS.labels(method, self._host).time():
+            response = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=self._timeout
+            )
+            text = (await response.read()).decode()
         return response.status, response.headers, text
 
 

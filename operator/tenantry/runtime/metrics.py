@@ -23,6 +23,11 @@ RECONCILE_TIMEOUTS = Counter(
 RECONCILE_SECONDS = Histogram(
     "controller_runtime_reconcile_time_seconds", "Length of a reconcile.", ["controller"], buckets=_SECONDS
 )
+RECONCILE_PANICS = Counter(
+    "controller_runtime_reconcile_panics_total",
+    "Reconciles that crashed; they are tried again.",
+    ["controller"],
+)
 MAX_WORKERS = Gauge("controller_runtime_max_concurrent_reconciles", "Workers.", ["controller"])
 ACTIVE_WORKERS = Gauge("controller_runtime_active_workers", "Workers that are busy.", ["controller"])
 
@@ -44,6 +49,14 @@ DRIFT = Counter(
     ["kind", "what"],
 )
 SYNCED = Gauge("tenantry_synced", "1 once every watched kind is complete in the store.")
+
+
+def begin(controller: str) -> None:
+    """Show the series of a controller from its start on: a rate over a series that springs up at 1 sees no increase."""
+    for result in ("success", "error", "requeue", "requeue_after"):
+        RECONCILES.labels(controller, result)
+    for counter in (RECONCILE_ERRORS, RECONCILE_TIMEOUTS, RECONCILE_PANICS):
+        counter.labels(controller)
 
 
 class _Queues(Collector):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable
 
 from tenantry.api import OperatorConfig
@@ -23,7 +24,7 @@ from tenantry.cluster import (
 )
 from tenantry.cluster.keeper import Keeper, Memory
 
-from . import metrics
+from . import logs, metrics
 from .controller import Controller, Enqueue, Fence, Result, Setup
 from .hub import Hub, writing
 from .queue import Queue
@@ -115,6 +116,7 @@ class Workers:
             for controller in self._hub.controllers.values():
                 count = controller.workers or self._setup.config.workers
                 metrics.MAX_WORKERS.labels(controller.name).set(count)
+                metrics.begin(controller.name)
                 for number in range(count):
                     group.create_task(self._work(controller), name=f"{controller.name}-{number}")
 
@@ -134,6 +136,10 @@ class Workers:
                 self.progress = time.monotonic()
 
     async def _reconcile(self, controller: Controller, queue: Queue, key: Key) -> None:
+        with logs.about(controller=controller.name, object=str(key), reconcileID=str(uuid.uuid4())):
+            await self._attempt(controller, queue, key)
+
+    async def _attempt(self, controller: Controller, queue: Queue, key: Key) -> None:
         started = time.monotonic()
         outcome = "error"
         try:
@@ -146,22 +152,21 @@ class Workers:
             # the world moved on meanwhile: not a failure, the next try sees the new state
             queue.retry(key)
             outcome = "requeue"
-            log.info("reconcile again: %s", error, extra=_about(controller, key))
+            log.info("reconcile again: %s", error)
         except TimeoutError:
             queue.retry(key)
             metrics.RECONCILE_TIMEOUTS.labels(controller.name).inc()
             metrics.RECONCILE_ERRORS.labels(controller.name).inc()
-            log.error(
-                "reconcile took longer than %g s", controller.deadline_seconds, extra=_about(controller, key)
-            )
+            log.error("reconcile took longer than %g s", controller.deadline_seconds)
         except ApiError as error:
             queue.retry(key)
             metrics.RECONCILE_ERRORS.labels(controller.name).inc()
-            log.error("reconcile failed: %s", error, extra=_about(controller, key))
+            log.error("reconcile failed: %s", error)
         except Exception:
             queue.retry(key)
             metrics.RECONCILE_ERRORS.labels(controller.name).inc()
-            log.exception("reconcile crashed", extra=_about(controller, key))
+            metrics.RECONCILE_PANICS.labels(controller.name).inc()
+            log.exception("reconcile crashed")
         finally:
             metrics.RECONCILES.labels(controller.name, outcome).inc()
             metrics.RECONCILE_SECONDS.labels(controller.name).observe(time.monotonic() - started)
@@ -175,7 +180,3 @@ class Workers:
             return "success"
         queue.add_after(key, result.requeue_after)
         return "requeue_after"
-
-
-def _about(controller: Controller, key: Key) -> dict[str, str]:
-    return {"controller": controller.name, "object": str(key)}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from tenantry.cluster import Conflict, Key
 from tenantry.runtime import metrics
 from tenantry.runtime.controller import DONE, Context, Controller, Result, Setup
 from tenantry.runtime.hub import Hub
+from tenantry.runtime.logs import JsonFormatter
 from tenantry.runtime.store import Store
 from tenantry.runtime.workers import Workers
 
@@ -149,3 +153,32 @@ async def test_nothing_is_begun_while_the_lease_may_be_anothers() -> None:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_that_a_reconcile_logs_bears_its_id_and_its_object(capsys: Any) -> None:
+    """Also what a library logs on the way; two reconciles of one object are told apart."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("some.library")
+    logger.addHandler(handler)
+    logging.getLogger("tenantry.runtime.workers").addHandler(handler)
+
+    async def talks() -> Result:
+        logger.warning("on the way")
+        raise RuntimeError("boom")
+
+    try:
+        async with running("told", Scripted({"a": [talks, talks]})) as hub:
+            reconciler = cast(Scripted, hub.controllers["told"].reconciler)
+            hub.enqueue("told", Key("", "a"))
+            await reconciler.until(lambda: reconciler.calls["a"] == 3)
+    finally:
+        logger.removeHandler(handler)
+        logging.getLogger("tenantry.runtime.workers").removeHandler(handler)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    first, crash, second, _ = lines
+    assert (first["message"], crash["message"]) == ("on the way", "reconcile crashed")
+    assert {(line["controller"], line["object"]) for line in lines} == {("told", "a")}
+    assert first["reconcileID"] == crash["reconcileID"] != second["reconcileID"]
+    assert counted(metrics.RECONCILE_PANICS, "told") == 2
+    assert counted(metrics.RECONCILES, "told", "requeue") == 0, "shown from the start"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ def options(command: Any) -> str:
             continue
         option = parameter.param_type_name == "option"
         name = ", ".join(f"`{opt}`" for opt in parameter.opts) if option else f"`{parameter.metavar}`"
-        choices = getattr(parameter.type, "choices", None)
+        kind = parameter.type_descriptor.annotation
+        choices = list(kind) if isinstance(kind, type) and issubclass(kind, Enum) else []
         text = (parameter.help or "").rstrip(".")
         if choices:
-            text += ": " + ", ".join(f"`{getattr(choice, 'value', choice)}`" for choice in choices)
+            text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
         default = parameter.default
         if option and parameter.required:
             text += "; must be given"

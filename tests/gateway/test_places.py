@@ -24,9 +24,11 @@ async def places(world: World, tenant: str = "acme") -> dict[str, Any]:
 
 
 def moved(world: World, uid: str) -> None:
-    """The tenant's route names a pool of another uid from now on."""
+    """The tenant's route names another pool, with replicas of its own, from now on."""
     item = json.loads(json.dumps(world.items["acme"]))
-    item["status"]["route"]["pools"][0]["uid"] = uid
+    [pool] = item["status"]["route"]["pools"]
+    pool["uid"] = uid
+    pool["lanes"][0]["replicas"] = ["next-fast-0"]
     world.state.put_tenant(item)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tenantry.api import keys
 from tenantry.api.tenant import ApiKey
@@ -140,6 +140,7 @@ def test_what_cannot_be_rotated_is_said_and_the_file_stays(tmp_path: Path) -> No
     refused("acme", "ci", "must have `spec.auth.apiKeys`")
 
 
+@settings(deadline=None)
 @given(
     indent=st.sampled_from(["    ", "      ", "        "]),
     flow=st.lists(st.booleans(), min_size=1, max_size=4),

@@ -240,14 +240,17 @@ class Lab:
         conditions = (obj.get("status") or {}).get("conditions") or []
         return next((entry for entry in conditions if entry["type"] == kind), {})
 
-    async def until(self, resource: Resource, name: str, kind: str, status: str, reason: str = "") -> Obj:
-        """Wait for a condition."""
+    async def until(
+        self, resource: Resource, name: str, kind: str, status: str, reason: str = "", generation: int = 0
+    ) -> Obj:
+        """Wait for a condition, that of a spec no older than `generation`."""
         last: Obj = {}
 
         async def probe() -> Obj | None:
             nonlocal last
             last = await self.condition(resource, name, kind)
-            return last if last.get("status") == status and reason in ("", last.get("reason")) else None
+            seen = last.get("status") == status and last.get("observedGeneration", 0) >= generation
+            return last if seen and reason in ("", last.get("reason")) else None
 
         try:
             found: Obj = await wait_for(probe, f"{kind}={status} {reason}")

@@ -57,7 +57,9 @@ async def phases(lab: Lab) -> dict[str, str]:
 
 
 async def settled(lab: Lab, name: str) -> None:
-    await lab.until(TENANT, "acme", "Reconciling", "False", "Settled")
+    """Wait until all is done that the spec as it is now asks for."""
+    generation = (await lab.get(TENANT, "acme") or {})["metadata"]["generation"]
+    await lab.until(TENANT, "acme", "Reconciling", "False", "Settled", generation=generation)
     assert (await status(lab))["tier"] == name
     assert await serving(lab) == [where(lab, name)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tenantry.api import names
-from tenantry.cluster import NAMESPACE, POD, TENANT, Key, Obj
+from tenantry.cluster import ADAPTER_POOL, NAMESPACE, POD, TENANT, Key, Obj
 from tenantry.placement import moves
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ PAIRS = list(itertools.permutations(SERVABLE, 2))
 
 
 async def land(lab: Lab) -> None:
-    """A pool for each shared tier and a node for the dedicated one."""
+    """A pool for each shared tier, with its replica, and a node for the dedicated one."""
     for tier in SERVABLE[:3]:
         lora = {"lora": {"maxRank": 16}} if tier == "MidMarket" else {}
         await lab.pool(tier.lower(), tiers=[tier], lanes=[{"name": "fast", "slots": 8}], **lora)
     meta = {"name": lab.name("n1"), "labels": {names.CLAIMABLE_LABEL: "true", "lab": lab.suffix}}
     await lab.make({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+    for tier in SERVABLE[:3]:
+        await lab.until(ADAPTER_POOL, tier.lower(), "Ready", "True")
 
 
 def tier(lab: Lab, name: str) -> Obj:

@@ -160,7 +160,7 @@ async def test_the_old_place_serves_on_while_the_new_one_cannot(
     before = await lab.route("acme")
     await lab.edit(TENANT, "acme", {**tier(lab, "Smb"), "limits": {"maxInFlight": 7}})
     preparing = await lab.until(TENANT, "acme", "Reconciling", "True", "Preparing")
-    assert "not ready" in preparing["message"]
+    assert "no replica is ready" in preparing["message"]
     assert "the place of tier Free serves until then" in preparing["message"]
     now = await lab.route("acme")
     assert [now["pools"], now["models"]] == [before["pools"], before["models"]]

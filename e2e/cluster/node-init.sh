@@ -18,10 +18,11 @@ hostname "$NODE_NAME"
 sysctl -qw net.ipv4.ip_forward=1
 export PATH="$BIN_FOLDERS:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-supervise() { # part, command...: starts it again when it ends, as an init system would
+supervise() { # part, command...: starts it again when it ends, as an init system would, unless it is switched off
   local part=$1
   shift
   while :; do
+    while [ -e "$NODE_FOLDER/$part.off" ]; do sleep 0.2; done
     "$@" >>"$NODE_FOLDER/log/$part.log" 2>&1 || true
     echo "node-init: $part ended, starting it again" >>"$NODE_FOLDER/log/$part.log"
     sleep 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from .shell import run, succeeds
 
 PAUSE_IMAGE = f"{IMAGE_HOST}/pause:1"
 CLUSTER_DOMAIN = "cluster.local"
+ENFORCER = "kube-router"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,21 @@ class Worker:
         """Kills the node as a power cut would; its state stays, so `launch` brings it back."""
         process.end_all(self.cluster, part=self.node.name)
         self.socket.unlink(missing_ok=True)
+
+    def enforce_policies(self, on: bool) -> None:
+        """Switches the node's policy enforcer on, or off with all that it wrote, as on a cluster whose network ignores
+        NetworkPolicies. Pods are reached again, or not any more, within seconds."""
+        switch = self.folder / "kube-router.off"
+        if on:
+            switch.unlink(missing_ok=True)
+            return
+        switch.touch()
+        for enforcer in process.find(self.cluster, part=self.node.name):
+            if enforcer.command == ENFORCER:
+                os.kill(enforcer.pid, signal.SIGKILL)
+        # What it wrote stays behind it. Nobody else writes to this table: kube-proxy has one of its own.
+        for flush in ("-F", "-X"):
+            run("nsenter", f"--net=/run/netns/{self.node.name}", "iptables", "-w", "-t", "filter", flush)
 
     def ctr(self, *arguments: str | Path, seconds: float = 600) -> str:
         """Runs containerd's client against the node, in the namespace of Kubernetes' images."""

@@ -22,7 +22,15 @@ from pathlib import Path
 import yaml
 from cluster import binaries, images, lifecycle
 from cluster.images import Image
-from cluster.paths import IMAGE_HOST, POD_NETWORK, REPOSITORY, SERVICE_NETWORK, cache_dir
+from cluster.paths import (
+    API_PORT,
+    HOST_ADDRESS,
+    IMAGE_HOST,
+    POD_NETWORK,
+    REPOSITORY,
+    SERVICE_NETWORK,
+    cache_dir,
+)
 
 from .kube import JsonObject, Kube, StackError, condition, eventually, is_ready
 from .traffic import Client
@@ -31,7 +39,10 @@ NAMESPACE = "tenantry-system"
 EXAMPLES = REPOSITORY / "examples"
 MODEL = "smollm2-135m"
 SHARED_NODE, LORA_NODE, DEDICATED_NODE = "tenantry-shared", "tenantry-lora", "tenantry-dedicated"
+STRANGER, ACCESS_SECRET = "elm", "tenantry-access"
 TAG = "e2e"
+PERIOD_SECONDS = 60
+"""From one look at a guarantee to the next."""
 PROBE_IMAGE = f"{IMAGE_HOST}/probe:1"
 REGISTRY_INSIDE = "registry.tenantry-registry.svc:5000"
 TENANTS = ("birch", "cedar", "maple", "oak", "yew")
@@ -78,6 +89,7 @@ class Stack:
     registry: str
     namespace: str = NAMESPACE
     keys: dict[str, str] = field(default_factory=dict, repr=False)
+    stranger: JsonObject = field(default_factory=dict)
     dns_service: tuple[str, str] = ("kube-dns", "kube-system")
 
     def client(self, tenant: str) -> Client:
@@ -180,6 +192,7 @@ def load_images(tags: dict[str, str]) -> None:
     images.ensure(PROBE_IMAGE)
     images.load([tags["engine"], PROBE_IMAGE], list(workers.values()))
     images.load([tags["operator"], tags["gateway"]], [workers[SHARED_NODE]])
+    images.load([tags["operator"]], [workers[DEDICATED_NODE]])  # probes run there
 
 
 def given(name: str, example: str) -> str:
@@ -214,7 +227,13 @@ def values(stack: Stack, tags: dict[str, str]) -> JsonObject:
         "plainHttp": [stack.registry],
         "allowPrivate": True,
     }
+    found["evidence"] = {
+        "periodSeconds": PERIOD_SECONDS,
+        "maxAgeSeconds": 3 * PERIOD_SECONDS,
+        "accessKeySecret": ACCESS_SECRET,
+    }
     if stack.own_cluster:
+        found["evidence"]["outside"] = f"{HOST_ADDRESS}:{API_PORT}"
         found["protectedCidrs"] = [SERVICE_NETWORK, POD_NETWORK]
         for part in ("operator", "fetcher", "gateway"):
             found[part] = {**found.get(part, {}), "nodeSelector": {"kubernetes.io/hostname": SHARED_NODE}}
@@ -250,8 +269,32 @@ def helm_install(stack: Stack, tags: dict[str, str]) -> None:
             raise StackError(f"helm upgrade {release}: {result.stderr.strip()}\n{pods}")
 
     helm_upgrade("tenantry-crds")
+    set_aside_a_key(stack)
     text = yaml.safe_dump(values(stack, tags))
     helm_upgrade("tenantry", "-f", "-", "--wait", "--timeout=300s", text=text)
+
+
+def set_aside_a_key(stack: Stack) -> None:
+    """A tenant made to be a stranger to all others, whose key the operator asks for others' models with."""
+    key, sha256 = mint(STRANGER)
+    stack.stranger = {
+        "apiVersion": "tenantry.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": STRANGER},
+        "spec": {
+            "tier": "Smb",
+            "models": [{"name": "own", "baseModel": MODEL}],
+            "auth": {"apiKeys": [{"name": "demo", "sha256": sha256}]},
+        },
+    }
+    stack.kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": ACCESS_SECRET, "namespace": NAMESPACE},
+            "stringData": {"key": key},
+        }
+    )
 
 
 def push_adapters(stack: Stack) -> None:
@@ -277,7 +320,7 @@ def apply_examples(stack: Stack) -> None:
             found["spec"].pop("scheduling", None)
         stack.kube.apply(found)
     stack.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "maple-ml"}})
-    stack.kube.apply(*[stack.tenant(name) for name in TENANTS])
+    stack.kube.apply(*[stack.tenant(name) for name in TENANTS], stack.stranger)
     stack.apply_text(stack.adapter_text("tone"))
     stack.apply_text(stack.adapter_text("triage"))
 

@@ -94,7 +94,7 @@ def only_versions(traffic: Steady, *versions: str) -> bool:
     return all(any(f"--{version}-" in name for version in versions) for name in traffic.served)
 
 
-def _pod(name: str, namespace: str, **spec: object) -> JsonObject:
+def probe_pod(name: str, namespace: str, **spec: object) -> JsonObject:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -148,7 +148,7 @@ def foreign_pods(stack: Stack) -> list[Finding]:
     for what, spec in tries:
         name = f"foreign-{uuid.uuid4().hex[:6]}"
         try:
-            result = stack.kube.call("create", "-f", "-", text=stack.yaml(_pod(name, "default", **spec)))
+            result = stack.kube.call("create", "-f", "-", text=stack.yaml(probe_pod(name, "default", **spec)))
             findings.append(
                 (what, result.returncode != 0 and "must" in result.stderr, result.stderr.strip()[:200])
             )
@@ -156,7 +156,7 @@ def foreign_pods(stack: Stack) -> list[Finding]:
             stack.kube.run("delete", "pod", name, "-n", "default", "--ignore-not-found", "--wait=false")
 
     name = f"foreign-{uuid.uuid4().hex[:6]}"
-    stack.kube.apply(_pod(name, "default", nodeSelector={"kubernetes.io/hostname": node}))
+    stack.kube.apply(probe_pod(name, "default", nodeSelector={"kubernetes.io/hostname": node}))
     try:
         message = ""
 
@@ -188,10 +188,10 @@ def network_probe(stack: Stack, tenant: str = "oak") -> list[Finding]:
     }
     tolerate = [{"key": "tenantry.dev/tenant", "operator": "Equal", "value": tenant}]
     probes = {
-        namespace: _pod(
+        namespace: probe_pod(
             "probe", namespace, nodeSelector={"kubernetes.io/hostname": node}, tolerations=tolerate
         ),
-        "default": _pod("probe", "default"),
+        "default": probe_pod("probe", "default"),
     }
     try:
         for where, pod in probes.items():

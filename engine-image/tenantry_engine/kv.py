@@ -21,6 +21,9 @@ class KvPages:
         self._space = space
         self.prompt_tokens = 0  # of all requests that were admitted so far
         self.cached_tokens = 0  # those of them that the prefix cache had
+        self.crossed_tokens = 0  # tokens in blocks that were computed for another tenant: there must be none
+        self.tenants: dict[str, None] = {}  # all that were ever admitted, in order
+        self._made_for: dict[int, str] = {}  # page -> the tenant whose tokens its published block holds
 
     def needs(self, sequence: Sequence) -> tuple[list[bytes], int]:
         """Published blocks that a waiting sequence may refer to, and how many pages it needs besides: for all tokens
@@ -41,6 +44,8 @@ class KvPages:
             return False
         sequence.pages = pages
         sequence.shared = len(blocks)
+        self.tenants.setdefault(sequence.tenant)
+        self._witness(sequence, pages[: len(blocks)])
         # The last token is always computed: what follows it is not known. Its K and V are there, so it writes none.
         sequence.computed = min(sequence.shared * self._page_tokens, len(sequence.tokens) - 1)
         if not sequence.preempted:
@@ -73,7 +78,10 @@ class KvPages:
         for index in range(sequence.shared, full):
             own = sequence.pages[index]
             page = self._pool.publish(own, sequence.blocks[index], sequence.adapter)
-            if page != own:
+            if page == own:
+                self._made_for[own] = sequence.tenant
+            else:
+                self._witness(sequence, [page])
                 line.let_go([own])
                 line.hold([page])
                 sequence.pages[index] = page
@@ -84,6 +92,11 @@ class KvPages:
         self._pool.release(sequence.pages, sequence.adapter)
         sequence.pages = []
         sequence.shared = sequence.computed = 0
+
+    def _witness(self, sequence: Sequence, pages: list[int]) -> None:
+        """Keys keep tenants apart; whether they did is seen here from who filled the pages, whatever the keys say."""
+        foreign = sum(self._made_for.get(page) != sequence.tenant for page in pages)
+        self.crossed_tokens += foreign * self._page_tokens
 
     def _shares(self, sequence: Sequence) -> bool:
         return self._space is not None and sequence.salt is not None

@@ -130,6 +130,16 @@ class Scheduler:
         """Those of `prompt_tokens` that the prefix cache had."""
         return self._kv.cached_tokens
 
+    @property
+    def crossed_tokens(self) -> int:
+        """Tokens in cached blocks of one tenant that a request of another one referred to; 0 unless keys fail."""
+        return self._kv.crossed_tokens
+
+    @property
+    def tenants(self) -> list[str]:
+        """Everybody whose requests were ever admitted, in that order."""
+        return list(self._kv.tenants)
+
     def sequences(self) -> Iterator[Sequence]:
         """All sequences here."""
         return iter(self._by_id.values())

@@ -88,3 +88,29 @@ def test_requests_without_a_salt_leave_nothing_and_find_nothing() -> None:
         assert w.add(prompt=list(range(64)), salt=None).cached == 0
         w.run()
     assert w.pool.counts().cached == 0
+
+
+def test_a_block_used_for_another_tenant_is_witnessed_whatever_its_key_says() -> None:
+    w = World()
+    same = list(range(64))
+    w.add("a", prompt=same, output=1)
+    w.run()
+    w.add("a", prompt=same, output=1)
+    w.add("b", prompt=same, output=1)
+    w.run()
+    assert w.scheduler.cached_tokens > 0, "the positive control: a tenant finds its own blocks"
+    assert w.scheduler.crossed_tokens == 0
+    assert w.scheduler.tenants == ["a", "b"]
+
+    broken = World()
+    broken.add("a", prompt=same, output=1, salt="of nobody")
+    broken.run()
+    broken.add("b", prompt=same, output=1, salt="of nobody")
+    broken.run()
+    assert broken.scheduler.crossed_tokens == 64, "keys without a tenant's salt"
+    late = World(pages=30, slots=8, step_tokens=300)
+    for tenant in ("a", "b"):
+        late.add(tenant, prompt=same, output=20, salt="of nobody")
+    late.step()
+    late.step()
+    assert late.scheduler.crossed_tokens == 64, "equal blocks that were computed at the same time are merged"

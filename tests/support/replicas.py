@@ -28,6 +28,7 @@ class Engine:
     drained: bool = False
     down: bool = False
     declared: list[list[str]] = field(default_factory=list)
+    separation: Wire | None = None
     smoked: list[str] = field(default_factory=list)
     dumb: dict[str, int] = field(default_factory=dict)
 
@@ -71,6 +72,7 @@ class Engine:
                 "capacity": {"maxRank": 64, "maxRegistered": self.limit, "slots": 8},
                 "adapters": adapters,
                 "requests": self.requests,
+                "separation": self.separation,
             }
         )
 

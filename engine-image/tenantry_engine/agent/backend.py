@@ -216,6 +216,7 @@ class Backend:
             "pages": {"total": 0, "free": 0, "kv": 0, "adapter": 0, "cached": 0},  # vLLM tells no pages
             "adapters": [self._state(declaration) for declaration in self._declared],
             "requests": self.caps.running + self.caps.waiting,
+            "separation": None,  # vLLM does not tell whose blocks it reused
         }
 
     def _state(self, declaration: Declaration) -> dict[str, Any]:

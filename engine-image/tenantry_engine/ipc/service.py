@@ -41,6 +41,7 @@ from tenantry_engine.work import Event
 log = logging.getLogger(__name__)
 
 _READ = 1 << 18
+_TENANTS = 16  # how many are listed by uid: enough to see whose replica it is
 _FAILED = EngineError("the engine failed")
 
 
@@ -153,6 +154,19 @@ class Service:
             "pages": asdict(engine.pool.counts()),
             "adapters": engine.registry.reports(engine.scheduler.in_flight),
             "requests": engine.scheduler.running + engine.scheduler.waiting,
+            "separation": self._separation(),
+        }
+
+    def _separation(self) -> dict[str, Any]:
+        """Whom this replica served, and that none was given what was computed for another."""
+        scheduler = self._engine.scheduler
+        tenants = scheduler.tenants
+        return {
+            "tenants": tenants[:_TENANTS],
+            "tenantCount": len(tenants),
+            "promptTokens": scheduler.prompt_tokens,
+            "cachedTokens": scheduler.cached_tokens,
+            "crossedTokens": scheduler.crossed_tokens,
         }
 
     def _load(self) -> dict[str, Any]:

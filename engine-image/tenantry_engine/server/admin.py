@@ -177,4 +177,5 @@ class Admin:
             },
             "adapters": report["adapters"],
             "requests": report["requests"],
+            "separation": report["separation"],
         }

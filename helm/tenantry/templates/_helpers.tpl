@@ -100,6 +100,27 @@ workers: {{ .Values.workers | int64 }}
 protectedCidrs: {{- toYaml .Values.protectedCidrs | nindent 2 }}
 protectedNamespaces: {{- toYaml .Values.protectedNamespaces | nindent 2 }}
 regionLabel: {{ .Values.regionLabel | quote }}
+privilegedNamespaces: {{- toYaml .Values.policies.privilegedNamespaces | nindent 2 }}
+{{- if .Values.policies.enabled }}
+admission:
+  DedicatedNodes: [tenantry-nodes, tenantry-bindings, tenantry-namespaces]
+  NetworkIsolation: [tenantry-namespaces]
+  NoEgress: [tenantry-namespaces]
+  PodHardening: [tenantry-namespaces]
+  QuotaEnforced: [tenantry-namespaces]
+{{- end }}
+evidence:
+  periodSeconds: {{ .Values.evidence.periodSeconds | int64 }}
+  maxAgeSeconds: {{ .Values.evidence.maxAgeSeconds | int64 }}
+  {{- if .Values.evidence.probes }}
+  image: {{ .Values.images.operator | quote }}
+  {{- end }}
+  {{- if .Values.evidence.accessKeySecret }}
+  accessKeyFile: /etc/tenantry/access/key
+  {{- end }}
+  {{- with .Values.evidence.outside }}
+  outside: {{ . | quote }}
+  {{- end }}
 {{- end }}
 
 {{- /* Bytes of a size such as 20Gi; the schema admits Mi, Gi and Ti. */ -}}

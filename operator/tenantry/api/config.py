@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .common import DnsLabel, LabelKey, Model, Tier
+from .common import DnsLabel, DnsSubdomain, LabelKey, Model, Tier
 from .pool import AdapterPoolSpec
 from .tenant import EffectiveLimits
 
@@ -44,12 +44,36 @@ class Quota(Model):
     hard: dict[str, str] = {"pods": "20", "requests.cpu": "64", "requests.memory": "512Gi"}
 
 
+class EvidencePolicy(Model):
+    """How guarantees are looked at.
+
+    `periodSeconds`: from one look to the next. `maxAgeSeconds`: how long a look counts. `image`: of the probes' pods,
+    the operator's own; absent: nothing is probed. `outside`: HOST:PORT beyond the cluster that an ordinary pod reaches
+    and a tenant's must not; absent: none is tried. `accessKeyFile`: a key of a Tenant made for this, with which others'
+    models are asked for; absent: nobody asks.
+    """
+
+    period_seconds: Annotated[int, Field(ge=5, le=86_400)] = 300
+    max_age_seconds: Annotated[int, Field(ge=10, le=604_800)] = 900
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    outside: Annotated[str, Field(max_length=300, pattern=r"^[0-9a-fA-F.:]+:[0-9]{1,5}$")] | None = None
+
+    access_key_file: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def _outlive(self) -> EvidencePolicy:
+        if self.max_age_seconds < 2 * self.period_seconds:
+            raise ValueError("`maxAgeSeconds` must be at least twice `periodSeconds`: one look may fail")
+        return self
+
+
 class OperatorConfig(Model):
     """Everything that a Tenant may only refer to by name.
 
     `protectedCidrs`: networks that no `egress` list may touch (Services, and Pods where nodes do not name theirs).
     `serviceAccount` and `tenantRole`: the operator's account and the ClusterRole that it binds itself to in the
-    namespaces of dedicated tenants.
+    namespaces of dedicated tenants. `privilegedNamespaces`: whose pods may run on tenants' nodes. `admission`: the
+    ValidatingAdmissionPolicies (each with a binding of its name) that keep each guarantee as it is.
     """
 
     release_namespace: DnsLabel = "tenantry-system"
@@ -67,6 +91,9 @@ class OperatorConfig(Model):
     service_account: DnsLabel = "tenantry-operator"
     tenant_role: DnsLabel = "tenantry-tenant-namespace"
     region_label: LabelKey = "topology.kubernetes.io/region"
+    privileged_namespaces: list[DnsLabel] = ["kube-system"]
+    admission: dict[str, list[DnsSubdomain]] = {}
+    evidence: EvidencePolicy = EvidencePolicy()
 
     @classmethod
     def load(cls, path: Path) -> OperatorConfig:

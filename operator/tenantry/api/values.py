@@ -166,6 +166,16 @@ class Monitoring(Model):
     dashboards: Dashboards
 
 
+class Evidence(Model):
+    """How guarantees are looked at."""
+
+    period_seconds: Annotated[int, Field(ge=5, le=86_400)]
+    max_age_seconds: Annotated[int, Field(ge=10, le=604_800)]
+    probes: bool
+    outside: Annotated[str, Field(max_length=300, pattern=r"^([0-9a-fA-F.:]+:[0-9]{1,5})?$")]
+    access_key_secret: Name
+
+
 class Values(Model):
     """All values; defaults are those of the chart's values.yaml."""
 
@@ -180,6 +190,7 @@ class Values(Model):
     tiers: dict[Tier, TierPolicy]
     pool_templates: dict[DnsLabel, AdapterPoolSpec]
     quota: Quota
+    evidence: Evidence
     resync_seconds: Annotated[int, Field(ge=5)]
     workers: Annotated[int, Field(ge=1, le=64)]
     protected_cidrs: list[Cidr]

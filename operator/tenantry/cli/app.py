@@ -225,6 +225,30 @@ def export_tenants() -> None:
         typer.echo(note, err=True)
 
 
+class ReportForm(StrEnum):
+    """How a report is written."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+
+
+@app.command()
+def report(
+    tenant: Tenant,
+    output: Annotated[ReportForm, typer.Option("--output", "-o")] = ReportForm.TEXT,
+    release: Annotated[str, typer.Option(help="Namespace of the operator.")] = "tenantry-system",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 when there is a gap.")] = False,
+) -> None:
+    """What a tenant is guaranteed, with the evidence and its times, gaps shown as gaps. For auditors."""
+    from .cluster import Cluster
+    from .report import report
+
+    text, gaps = report(Cluster(), tenant, output.value, release)
+    typer.echo(text, nl=False)
+    raise typer.Exit(1 if gaps and strict else 0)
+
+
 @app.command()
 def why(tenant: Tenant, output: Shown = View.TABLE) -> None:
     """Say what keeps a tenant from being served, down to its pools and adapters. Exit code 1 when something does."""

@@ -60,6 +60,15 @@ class Cluster:
             lambda: self._custom.get_namespaced_custom_object(GROUP, VERSION, namespace, "adapters", name)
         )
 
+    def config_map(self, namespace: str, name: str) -> Obj | None:
+        """None when there is no such ConfigMap. Raises CliError."""
+
+        def get() -> Obj:
+            found: Obj = self._core.read_namespaced_config_map(name, namespace).to_dict()
+            return found
+
+        return self._maybe(get)
+
     def all(self, plural: str) -> list[Obj]:
         """Every object of a kind of ours, over all namespaces. Raises CliError."""
         found: list[Obj] = []

@@ -19,6 +19,7 @@ from tenantry.api.tenant import TenantSpec
 from tenantry.desired import engine, namespace, network, quota
 from tenantry.desired.objects import Obj
 from tenantry.desired.tenant import cluster_ranges, derived_pool, tenant_problems
+from tenantry.evidence import probe
 
 from .errors import CliError, first_problem, read_text
 from .placed import Fleet
@@ -163,6 +164,7 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
         namespace.role_binding(name, config.service_account, config.release_namespace, config.tenant_role),
         *network.policies(where, name, config.release_namespace, isolation.egress),
         namespace.service_account(name),
+        probe.service_account(name),
         quota.resource_quota(name, config.quota),
         quota.limit_range(name),
         pool,

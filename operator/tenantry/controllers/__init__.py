@@ -21,11 +21,15 @@ from tenantry.cluster import (
 from tenantry.runtime.controller import Controller, Setup, Watch, label_key, own_key
 
 from .adapter import AdapterReconciler
+from .evidence_watches import EvidenceWatches
+from .leftovers import LeftoversReconciler
 from .metrics import COUNTED
 from .pods import trim_node, trim_pod, trim_stateful_set
 from .pool import PoolReconciler
+from .pool_evidence import PoolEvidenceReconciler
 from .replica import ReplicaReconciler
 from .tenant import TenantReconciler
+from .tenant_evidence import TenantEvidenceReconciler
 from .watches import Watches, owner_pool, owner_tenant
 from .world import World
 
@@ -42,6 +46,10 @@ def controllers(world: World) -> list[Controller]:
     store.set_trim(NODE, trim_node)
     store.set_trim(STATEFUL_SET, trim_stateful_set)
     on = Watches(world)
+    guard = TenantEvidenceReconciler(world)
+    leftovers = LeftoversReconciler(world)
+    sees = EvidenceWatches(world, guard.look_now)
+    world.evidence.on_news(sees.news)
     # Of ConfigMaps and ServiceAccounts only single ones are read, so that no right to all of them is needed.
     fences = (NAMESPACE, ROLE_BINDING, RESOURCE_QUOTA, LIMIT_RANGE, NETWORK_POLICY)
     return [
@@ -90,6 +98,26 @@ def controllers(world: World) -> list[Controller]:
                 Watch(POD, on.pod_to_adapters),
             ],
         ),
+        Controller(
+            "evidence",
+            guard,
+            [
+                Watch(TENANT, sees.tenant),
+                Watch(NODE, sees.node),
+                Watch(NAMESPACE, sees.namespace),
+                Watch(RESOURCE_QUOTA, sees.quota),
+                Watch(NETWORK_POLICY, sees.policy),
+                Watch(ADAPTER_POOL, owner_tenant),
+                Watch(POD, sees.pod),
+            ],
+        ),
+        Controller(
+            "pool-evidence",
+            PoolEvidenceReconciler(world),
+            [Watch(ADAPTER_POOL, own_key), Watch(POD, sees.pool_pod)],
+            workers=2,
+        ),
+        Controller("leftovers", leftovers, [Watch(TENANT, leftovers.left)], workers=2),
     ]
 
 

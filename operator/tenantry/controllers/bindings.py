@@ -151,8 +151,8 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
         if name in routed:
             for served_name, digest in routed_names(tenant, pool.name):
                 key = adapter_of(served_name)
-                source = _source(world, key, digest)
-                wanted.setdefault(served_name, Wanted(served_name, digest, uid_of(tenant), source, key))
+                listed = _listed(world, key, digest)
+                wanted.setdefault(served_name, Wanted(served_name, digest, uid_of(tenant), listed, key))
         for entry in _assigned(world, pool, here, tenant):
             before = wanted.get(entry.name)
             urgency = entry.urgency if before is None else min(entry.urgency, before.urgency)
@@ -168,11 +168,20 @@ def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
     return wanted
 
 
-def _source(world: World, key: Key | None, digest: str) -> str:
+def _listed(world: World, key: Key | None, digest: str) -> Pull | None:
     """Where the bytes come from, by the adapter's own list: a replica that restarts under a route needs them again."""
     adapter = world.adapter(key) if key is not None else None
-    versions = (adapter or {}).get("spec", {}).get("versions") or []
-    return next((str(v.get("source", "")) for v in versions if v.get("digest") == digest), "")
+    if adapter is None or key is None:
+        return None
+    try:
+        spec = world.adapter_spec(adapter)
+    except SpecError:
+        return None
+    entry = next((version for version in spec.versions if version.digest == digest), None)
+    if entry is None:
+        return None
+    release = Release(entry.version, entry.digest, entry.source, entry.rank, entry.secret_ref or "")
+    return pull(key, spec, release)
 
 
 def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Wanted]:

@@ -23,9 +23,11 @@ from tenantry.cluster import (
 from tenantry.cluster.client import MANAGED
 from tenantry.desired import namespace, network, nodes, quota
 from tenantry.desired.tenant import derived_pool
+from tenantry.evidence import probe
 from tenantry.runtime.controller import Context
 
 from .deleting import remaining, why_it_stays
+from .probing import left_over
 from .world import World
 
 RIGHTS = "the operator's rights in the tenant's namespace take effect"
@@ -64,6 +66,7 @@ class Dedicated:
         fences = [
             *policies,
             namespace.service_account(name),
+            probe.service_account(name),
             namespace.identity(name, certificates.get("data") or {}),
             quota.resource_quota(name, config.quota),
             quota.limit_range(name),
@@ -90,6 +93,8 @@ class Dedicated:
         live = await ctx.live(NAMESPACE, Key("", where))
         if live is not None and owned_by(live, tenant):
             await self._stop_engines(where, names.dedicated_pool(name), ctx)
+            for pod in left_over(self.world, name):
+                await ctx.client.delete(POD, key_of(pod), uid=uid_of(pod))
             left = await self._running(where, ctx)
             if left:
                 return f"{left} in namespace `{where}` are still there"

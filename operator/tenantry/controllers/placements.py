@@ -138,6 +138,15 @@ def routed_names(tenant: Obj, pool: str) -> Iterable[tuple[str, str]]:
                     yield target["servedName"], target["digest"]
 
 
+def adapter_names(tenant: Obj, pool: str) -> Iterable[str]:
+    """Aliases and served names under which the stored route serves adapters from the pool."""
+    route = (tenant.get("status") or {}).get("route") or {}
+    for model in route.get("models") or []:
+        served = [target["servedName"] for target in model.get("targets") or [] if target.get("digest")]
+        if model.get("pool") == pool and served:
+            yield from (str(model["name"]), *served)
+
+
 def _keys(placement: Placement) -> frozenset[Key]:
     return frozenset(
         Key(pool, replica) for pool, placed in placement.pools.items() for replica in placed.replicas

@@ -107,7 +107,7 @@ def integrity(world: World, built: Route | None) -> Observation:
                 total += 1
                 confirmed += held is Held.LOADED
     if not total:
-        return Observation(None, "no adapter is in use")
+        return Observation(None, "no adapter is in use", idle=True)
     if confirmed == total:
         return Observation(True, "every replica reports the digests of the spec")
     return Observation(None, "not every replica has reported its digests")

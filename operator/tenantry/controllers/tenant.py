@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tenantry.api import Route, TenantSpec, Tier, names
 from tenantry.api.tenant import TenantModel
@@ -38,7 +38,7 @@ from tenantry.placement import moves
 from tenantry.placement.moves import Left, Place, Step
 from tenantry.runtime.controller import DONE, Context, Result
 
-from . import bindings, moving, placing, serving
+from . import bindings, claims, moving, placing, serving
 from .announce import announce
 from .clock import seconds_since
 from .dedicated import RIGHTS, Dedicated
@@ -54,8 +54,6 @@ HELD_SECONDS = 30.0
 RIGHTS_SECONDS = 0.5
 DELETION_SECONDS = 2.0
 DELETION_DEADLINE_SECONDS = 600.0
-FRESH_SECONDS = 30.0
-"""A claim observed before a restart stands so long until replicas have been asked again."""
 
 NO_ATTESTATION = (
     "tier Regulated needs nodes that prove what they run; this release cannot verify such proof, "
@@ -193,10 +191,12 @@ class TenantReconciler:
     ) -> Obj:
         stored = tenant.get("status") or {}
         in_force = spec.tier.value if now.route is not None and now.moved else stored.get("tier")
+        tier = _tier_of(spec, now)
+        seen = claims.observations(self.world, tenant, spec, now.route, tier)
         status: Obj = {
             "placement": self._placement(placed.placement, now.route if now.held else None),
-            "isolation": self._isolation(tenant, spec, now, awaited),
-            "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited)),
+            "isolation": isolation.guarantees(tier, self._rendered(now, awaited), seen),
+            "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited, seen=seen)),
         }
         if now.route is not None:
             status["route"] = now.route.wire()
@@ -223,19 +223,8 @@ class TenantReconciler:
     def _endpoint(self, route: Route) -> Obj:
         return {"url": self.world.config.gateway_url, "models": [model.name for model in route.models]}
 
-    def _isolation(
-        self, tenant: Obj, spec: TenantSpec, now: serving.Serving, awaited: str | None
-    ) -> list[Obj]:
-        seen = {"AdapterIntegrity": serving.integrity(self.world, now.route)}
-        stored = (tenant.get("status") or {}).get("isolation") or []
-        before: Obj = next((entry for entry in stored if entry.get("guarantee") == "AdapterIntegrity"), {})
-        young = self.world.clock() - self.world.started < FRESH_SECONDS
-        if seen["AdapterIntegrity"].holds is None and young and before.get("state") == "Enforced":
-            seen["AdapterIntegrity"] = isolation.Observation(True, before.get("reason", ""))
-        if now.held and now.in_force is not None:
-            return isolation.guarantees(now.in_force, True, seen)
-        rendered = now.route is not None and now.moved and awaited is None
-        return isolation.guarantees(spec.tier, rendered, seen)
+    def _rendered(self, now: serving.Serving, awaited: str | None) -> bool:
+        return now.held or (now.route is not None and now.moved and awaited is None)
 
     def _verdicts(
         self,
@@ -244,9 +233,13 @@ class TenantReconciler:
         placed: placing.Placing,
         now: serving.Serving,
         awaited: str | None,
+        *,
+        seen: Mapping[str, isolation.Observation],
     ) -> list[Verdict]:
-        tier = now.in_force if now.held and now.in_force is not None else spec.tier
-        verdicts = [self._placed(placed), _network(tier, awaited), _suspended(spec)]
+        tier = _tier_of(spec, now)
+        verdicts = [self._placed(placed), _network(tier, awaited, seen), _suspended(spec)]
+        if self._rendered(now, awaited):
+            verdicts.append(isolation.verified(tier, seen))
         stored = tenant.get("status") or {}
         if spec.suspend:
             summary = no("Ready", "Suspended", "`suspend` is true: the gateway refuses every request")
@@ -329,7 +322,7 @@ class TenantReconciler:
             ready = yes("Ready", "ServesEarlierSpec", "served as before the last edit, which is refused")
         others = [
             Verdict(kind, found["status"], found["reason"], found.get("message", ""))
-            for kind in ("Placed", "NetworkIsolated", "Suspended")
+            for kind in ("Placed", "NetworkIsolated", "IsolationVerified", "Suspended")
             if (found := find_condition(tenant, kind)) is not None
         ]
         return {**status, "conditions": wire([ready, *stall(reason, message), *others])}
@@ -344,7 +337,9 @@ class TenantReconciler:
             await ctx.set_status(tenant, deleting(tenant, "the route is withdrawn", blocked=False))
         left = await self.dedicated.teardown(tenant, ctx)
         if left is None:
-            ctx.recorder.event(tenant, "Released", "nothing of the tenant is left", action="Delete")
+            ctx.recorder.event(
+                tenant, "Released", "its pool, namespace and nodes are given back", action="Delete"
+            )
             await ctx.remove_finalizer(tenant)
             return DONE
         age = seconds_since(tenant["metadata"]["deletionTimestamp"])
@@ -363,12 +358,17 @@ def _regulated(tenant: Obj, spec: TenantSpec) -> Obj:
     return {"isolation": isolation.guarantees(spec.tier, False, {}), "conditions": wire(verdicts)}
 
 
-def _network(tier: Tier, awaited: str | None) -> Verdict:
+def _tier_of(spec: TenantSpec, now: serving.Serving) -> Tier:
+    """The tier whose place serves now: that of the spec, or the one before until the new place is complete."""
+    return now.in_force if now.held and now.in_force is not None else spec.tier
+
+
+def _network(tier: Tier, awaited: str | None, seen: Mapping[str, isolation.Observation]) -> Verdict:
     if not tier.dedicated:
         return no("NetworkIsolated", "NotProvided", f"tier {tier.value} runs on shared pods")
     if awaited is not None:
         return unknown("NetworkIsolated", "Provisioning", awaited)
-    return unknown("NetworkIsolated", "NotProbed", "policies are in place; no probe has shown that they hold")
+    return isolation.network(seen.get("NetworkIsolation"))
 
 
 def _suspended(spec: TenantSpec) -> Verdict:

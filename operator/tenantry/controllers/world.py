@@ -19,6 +19,7 @@ from tenantry.cluster import (
     POD,
     STATEFUL_SET,
     TENANT,
+    Client,
     Key,
     Obj,
     controller_of,
@@ -31,10 +32,12 @@ from tenantry.desired.problems import Problem, SpecError
 from tenantry.engines import FetcherClient, Replica, TenantryDriver
 from tenantry.engines.base import EngineDriver
 from tenantry.engines.http import new_client
+from tenantry.evidence.network import Target
 from tenantry.promotion.retire import RETIRE_SECONDS
 from tenantry.runtime.controller import Setup
 
-from . import pods
+from . import pods, visits
+from .evidence import Evidence
 from .observations import Observations
 from .placements import Placements, routed_replicas
 
@@ -115,6 +118,7 @@ class World:
         self.started = clock()
         self.placements = Placements(setup.store)
         self.observations = Observations()
+        self.evidence = Evidence(setup.config, setup.signer)
         self.links = Links()
         self._rests: dict[Key, float] = {}
         self.leaving: set[Key] = set()
@@ -243,6 +247,20 @@ class World:
         """Where a gateway answers the cluster's own questions."""
         ip = str(pods.address(pod))
         return f"http://{f'[{ip}]' if ':' in ip else ip}:{names.METRICS_PORT}"
+
+    # what a probe is compared with
+
+    async def targets(self, client: Client) -> list[Target]:
+        """What probes try to reach."""
+        return await visits.targets(self.config, client)
+
+    async def control(self, targets: Sequence[Target]) -> dict[str, str]:
+        """What this process, an ordinary pod, reaches of it; by target id."""
+        return await visits.control(targets)
+
+    async def knock(self, ip: str, ports: tuple[int, int]) -> dict[int, str]:
+        """Try the two ports of a running probe and let it end."""
+        return await visits.knock(ip, ports)
 
     # waking others
 

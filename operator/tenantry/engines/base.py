@@ -132,6 +132,21 @@ class Capacity:
 
 
 @dataclass(frozen=True, config=WIRE)
+class SeparationReport:
+    """Whom the replica served since it began, and what of their prompts came from its cache.
+
+    `tenants`: uids, the first ones of `tenant_count`. `crossed_tokens`: cached tokens that were computed for another
+    tenant than the one they were used for.
+    """
+
+    tenants: tuple[str, ...]
+    tenant_count: Annotated[int, Field(ge=0)]
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    cached_tokens: Annotated[int, Field(ge=0)]
+    crossed_tokens: Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=WIRE)
 class ReplicaReport:
     """What a replica says about itself, in answer to a declaration or an observation.
 
@@ -145,6 +160,7 @@ class ReplicaReport:
     capacity: Capacity
     adapters: tuple[AdapterReport, ...] = ()
     requests: Annotated[int, Field(ge=0)] | None = None
+    separation: SeparationReport | None = None
 
     def adapter(self, name: str) -> AdapterReport | None:
         """The report of one served name, or None when the replica does not know it (any more)."""

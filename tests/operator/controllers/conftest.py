@@ -96,7 +96,7 @@ class Operator:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         client = await Client.connect(self.lab.kubeconfig, backoff_seconds=0.01)
         hub = Hub(Store())
-        signer = Signer(names.OPERATOR_ISSUER, Ed25519PrivateKey.generate())
+        signer = Signer(names.OPERATOR_ISSUER, self.lab.signing_key)
         recorder = Recorder(client)
         setup = Setup(client, hub.store, self.lab.config, recorder, signer, hub.enqueue, self._fence)
         self.world = LabWorld(setup)
@@ -154,6 +154,7 @@ class Lab:
         self.broken_on: dict[str, dict[str, str]] = {}
         self.operator: Operator | None = None
         self._revisions: dict[str, str] = {}
+        self.signing_key = Ed25519PrivateKey.generate()
 
     # operator
 

@@ -139,6 +139,77 @@ def test_only_schedulers_bind(spaces: Rest) -> None:
     spaces.delete(pod)
 
 
+def test_a_kubelet_makes_only_mirror_pods_of_its_own_node(spaces: Rest) -> None:
+    """The one exception for pods, as the API server itself bounds it."""
+    mirror = _pod("charts-other", {"operator": "Exists"}, name="mirror", nodeName="charts-node")
+    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "1"}
+    assert "must name a key" in spaces.create(mirror, dry_run=True).complaint, "the annotation alone is nothing"
+
+
+# -- fences --
+
+EVE = "eve"
+
+
+@pytest.fixture(scope="module")
+def eve(spaces: Rest) -> Iterator[str]:
+    """Who may do everything by RBAC, but is not of the group that repairs by hand."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "charts-eve"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": EVE}],
+    }
+    assert spaces.create(binding).complaint == ""
+    assert _until(lambda: _may(spaces, EVE, "create", "pods", namespace="tenant-pine"))
+    yield EVE
+    spaces.delete(binding)
+
+
+def _fences(namespace: str) -> list[Object]:
+    open_all: Object = {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{}]}
+    meta = {"name": "opened", "namespace": namespace}
+    return [
+        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": open_all},
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": {"hard": {"pods": "9"}}},
+        {"apiVersion": "v1", "kind": "LimitRange", "metadata": meta, "spec": {"limits": []}},
+    ]
+
+
+def test_nobody_opens_a_tenants_fences_by_adding_to_them(spaces: Rest, eve: str) -> None:
+    """Network policies add up: one more that allows everything would open all the others."""
+    for fence in _fences("tenant-pine"):
+        refused = spaces.create(fence, user=eve, dry_run=True)
+        assert "Edit `spec.isolation` of the Tenant" in refused.complaint, fence["kind"]
+        assert spaces.create(fence).complaint == "", "who repairs by hand may"
+        patch = {"metadata": {"labels": {"a": "b"}}}
+        assert "operator alone" in spaces.merge(fence, patch, user=eve, dry_run=True).complaint
+        assert "operator alone" in spaces.delete(fence, user=eve, dry_run=True).complaint
+        assert spaces.delete(fence).complaint == ""
+    for fence in _fences("charts-other"):
+        assert spaces.create(fence, user=eve, dry_run=True).complaint == "", "elsewhere nothing is in the way"
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "pod-security.kubernetes.io/enforce",
+        "pod-security.kubernetes.io/warn",
+        "tenantry.dev/tenant",
+        "app.kubernetes.io/managed-by",
+    ],
+)
+def test_labels_that_hold_a_tenants_pods_stay(spaces: Rest, eve: str, label: str) -> None:
+    space = _namespace("tenant-pine")
+    for part in ("", "/status"):
+        patch = {"metadata": {"labels": {label: "privileged"}}}
+        refused = spaces.merge(space, patch, part=part, user=eve, dry_run=True)
+        assert "must stay as Tenantry's operator wrote them" in refused.complaint
+    assert spaces.merge(space, {"metadata": {"labels": {"team": "x"}}}, user=eve, dry_run=True).complaint == ""
+    assert spaces.merge(space, patch, user=OPERATOR, dry_run=True).complaint == ""
+
+
 # -- namespaces --
 
 
@@ -262,6 +333,43 @@ def _claim(node: Object, tenant: str = "pine") -> Object:
     return {"metadata": metadata, "spec": {"taints": taints}}
 
 
+KUBELET = "system:node:charts-node"
+
+
+def _as_kubelet(rest: Rest, node: Object, patch: Object, part: str = "") -> str:
+    path = f"{rest.path(node)}{part}?dryRun=All"
+    content = "application/merge-patch+json"
+    return rest.call("PATCH", path, patch, user=KUBELET, groups=["system:nodes"], content=content).complaint
+
+
+@pytest.mark.parametrize("part", ["", "/status"])
+def test_a_kubelet_neither_offers_nor_releases_its_node(spaces: Rest, node: Object, part: str) -> None:
+    """A node that somebody took over must not pull a tenant's pods towards itself, nor keep a tenant's place."""
+    offer = {"metadata": {"labels": {"tenantry.dev/claimable": "yes"}}}
+    assert "must not change `tenantry.dev/claimable`" in _as_kubelet(spaces, node, offer, part)
+    note = {"metadata": {"annotations": {"tenantry.dev/tenant-uid": "1"}}}
+    assert "must not change `tenantry.dev/claimable`" in _as_kubelet(spaces, node, note, part)
+    assert _as_kubelet(spaces, node, {"metadata": {"annotations": {"volumes.example/x": "1"}}}, part) == ""
+    taken = {"metadata": {"labels": {NODE_LABEL: "pine"}}}
+    assert _as_kubelet(spaces, node, taken, part) != "", "NodeRestriction guards the tenant's label"
+
+
+def test_the_operator_cordons_what_a_tenant_holds_and_lifts_only_its_own(spaces: Rest, node: Object) -> None:
+    cordon = {"metadata": {"annotations": {"tenantry.dev/cordoned": "why"}}, "spec": {"unschedulable": True}}
+    lift = {"metadata": {"annotations": {"tenantry.dev/cordoned": None}}, "spec": {"unschedulable": None}}
+    refused = spaces.merge(node, cordon, user=OPERATOR, dry_run=True)
+    assert "must cordon only nodes that a tenant holds" in refused.complaint
+    assert spaces.merge(node, _claim(node), user=OPERATOR).complaint == ""
+    unsaid = spaces.merge(node, {"spec": {"unschedulable": True}}, user=OPERATOR, dry_run=True)
+    assert "with the annotation `tenantry.dev/cordoned`" in unsaid.complaint
+    assert spaces.merge(node, cordon, user=OPERATOR).complaint == ""
+    half = spaces.merge(node, {"spec": {"unschedulable": None}}, user=OPERATOR, dry_run=True)
+    assert "together with the cordon" in half.complaint
+    assert spaces.merge(node, lift, user=OPERATOR).complaint == ""
+    assert spaces.merge(node, {"spec": {"unschedulable": True}}).complaint == "", "an admin's cordon"
+    assert "lift only a cordon of its own" in spaces.merge(node, lift, user=OPERATOR, dry_run=True).complaint
+
+
 def test_the_operator_claims_and_releases_a_node(spaces: Rest, node: Object) -> None:
     assert spaces.merge(node, _claim(node), user=OPERATOR).complaint == ""
     assert "release a node before" in spaces.merge(node, _claim(node, "oak"), user=OPERATOR).complaint
@@ -280,7 +388,7 @@ def test_the_operator_claims_and_releases_a_node(spaces: Rest, node: Object) -> 
         ("change no annotation", {"metadata": {"annotations": {"other": "x"}}}),
         ("change no taint", {"spec": {"taints": []}}),
         ("change no taint", {"spec": {"taints": [{"key": "gpu", "effect": "NoExecute"}]}}),
-        ("must not cordon", {"spec": {"unschedulable": True}}),
+        ("must cordon only nodes that a tenant holds", {"spec": {"unschedulable": True}}),
     ],
 )
 def test_the_operator_changes_nothing_else_on_a_node(

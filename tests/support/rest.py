@@ -7,6 +7,7 @@ import json
 import re
 import ssl
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,14 @@ class Rest:
         body: Object | None = None,
         *,
         user: str = "",
+        groups: Sequence[str] = (),
         content: str = "application/json",
     ) -> Answer:
-        """One request; `user` is impersonated with the groups that the API server gives it by its name."""
-        headers = {"Content-Type": content}
+        """One request; `user` is impersonated with `groups`, or those that the API server gives it by its name."""
+        headers = [("Content-Type", content)]
         if user:
-            headers["Impersonate-User"] = user
+            headers.append(("Impersonate-User", user))
+        headers += [("Impersonate-Group", group) for group in groups]
         data = None if body is None else encode(body)
         answer = self._client.request(method, path, content=data, headers=headers)
         return Answer(answer.status_code, answer.json())

@@ -71,6 +71,7 @@ LIMIT_RANGE: Final = Resource("", "v1", "limitranges", "LimitRange", True)
 STATEFUL_SET: Final = Resource("apps", "v1", "statefulsets", "StatefulSet", True)
 ENDPOINT_SLICE: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", True)
 NETWORK_POLICY: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", True)
+SERVICE_CIDR: Final = Resource("networking.k8s.io", "v1", "servicecidrs", "ServiceCIDR", False)
 POD_DISRUPTION_BUDGET: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True)
 ROLE_BINDING: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", True)
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
@@ -91,6 +92,7 @@ ALL: Final = (
     STATEFUL_SET,
     ENDPOINT_SLICE,
     NETWORK_POLICY,
+    SERVICE_CIDR,
     POD_DISRUPTION_BUDGET,
     ROLE_BINDING,
     LEASE,

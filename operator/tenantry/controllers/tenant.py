@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from tenantry.api import Route, TenantSpec, Tier, names
 from tenantry.api.tenant import TenantModel
 from tenantry.cluster import (
-    NODE,
     TENANT,
     Key,
     NameTaken,
@@ -33,7 +32,7 @@ from tenantry.desired.conditions import (
 )
 from tenantry.desired.limits import weight_of
 from tenantry.desired.problems import SpecError
-from tenantry.desired.tenant import cluster_ranges, tenant_problems
+from tenantry.desired.tenant import tenant_problems
 from tenantry.placement import moves
 from tenantry.placement.moves import Left, Place, Step
 from tenantry.runtime.controller import DONE, Context, Result
@@ -45,6 +44,7 @@ from .dedicated import RIGHTS, Dedicated
 from .deleting import deleting
 from .departures import Departures
 from .metrics import MOVES
+from .networks import Networks
 from .placements import NOWHERE, Placement
 from .world import World
 
@@ -65,6 +65,7 @@ class TenantReconciler:
     def __init__(self, world: World) -> None:
         self.world = world
         self.dedicated = Dedicated(world)
+        self.networks = Networks(world)
         self.departures = Departures(world, self.dedicated)
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
@@ -79,10 +80,11 @@ class TenantReconciler:
             return await self._finalize(tenant, ctx)
         try:
             spec = self.world.tenant_spec(tenant)
-            nodes = self.world.store.list(NODE) if spec.tier.dedicated else []
-            ranges = cluster_ranges(nodes, ctx.config.protected_cidrs)
+            ranges = await self.networks.protected(ctx) if spec.tier.dedicated else []
             problems = tenant_problems(key.name, spec, ctx.config, ranges)
             if problems:
+                if any(problem.field.startswith("isolation.egress") for problem in problems):
+                    await self.networks.narrow(tenant, spec, ranges, ctx)
                 raise SpecError(problems)
         except SpecError as error:
             return await self._refuse(tenant, "InvalidSpec", str(error), ctx)

@@ -83,7 +83,10 @@ class Watches:
             (obj or {}).get("metadata", {}).get("labels", {}).get(names.NODE_TENANT_LABEL)
             for obj in (old, new)
         }
-        return _tenants({*(holders - {None}), *self.world.links.short_of_nodes})
+        concerned = {*(holders - {None}), *self.world.links.short_of_nodes}
+        if _networks(old) != _networks(new):
+            concerned |= self.world.links.with_egress
+        return _tenants(concerned)
 
     # replica keys
 
@@ -144,6 +147,10 @@ class Watches:
 
 owner_tenant: Mapper = owner_key("Tenant")
 owner_pool: Mapper = owner_key("AdapterPool")
+
+
+def _networks(node: Obj | None) -> object:
+    return (node or {}).get("spec", {}).get("podCIDRs"), (node or {}).get("status", {}).get("addresses")
 
 
 def _tenants(found: Iterable[str]) -> list[Key]:

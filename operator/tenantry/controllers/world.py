@@ -69,6 +69,7 @@ class Links:
         self._routed: dict[Key, set[str]] = {}
         self._users: dict[Key, set[str]] = {}
         self.short_of_nodes: set[str] = set()
+        self.with_egress: set[str] = set()
         self.unplaced: set[str] = set()
 
     def adapters_of(self, tenant: str) -> frozenset[Key]:
@@ -96,6 +97,10 @@ class Links:
         """The replicas that the old or the new route names."""
         before, after = routed_replicas(old), routed_replicas(new)
         name = (new or old or {})["metadata"]["name"]
+        if (((new or {}).get("spec") or {}).get("isolation") or {}).get("egress"):
+            self.with_egress.add(name)
+        else:
+            self.with_egress.discard(name)
         for adapter in _references(old):
             self._users.get(adapter, set()).discard(name)
         for adapter in _references(new):

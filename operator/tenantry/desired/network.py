@@ -59,6 +59,12 @@ def egress_problems(cidrs: Sequence[str], protected: Iterable[tuple[str, str]]) 
     return problems
 
 
+def permitted(cidrs: Sequence[str], protected: Iterable[tuple[str, str]]) -> list[str]:
+    """The entries that touch nothing protected: what stays open while the others wait for an edit."""
+    guarded = list(protected)
+    return [cidr for cidr in cidrs if not egress_problems([cidr], guarded)]
+
+
 def _overlap(one: Network, other: Network) -> bool:
     if isinstance(one, ipaddress.IPv4Network) and isinstance(other, ipaddress.IPv4Network):
         return one.overlaps(other)

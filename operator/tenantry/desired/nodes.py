@@ -1,4 +1,4 @@
-"""Which nodes a dedicated tenant holds, and what is written on them: one label, one annotation, two taints.
+"""Which nodes a dedicated tenant holds, and what is written on them: one label, two annotations, two taints, a cordon.
 
 Only nodes that an admin labelled claimable can be taken. `spec.taints` is an atomic list, so changes go as merge
 patches that carry every taint, and must be conditional on the resourceVersion that was read.
@@ -6,7 +6,7 @@ patches that carry every taint, and must be conditional on the resourceVersion t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,9 @@ from tenantry.api import names
 from .objects import Obj
 
 UID_ANNOTATION: Final = "tenantry.dev/tenant-uid"
+CORDON_ANNOTATION: Final = "tenantry.dev/cordoned"
+"""Why the operator cordoned a node. A cordon without it is somebody else's, and stays."""
+
 EFFECTS: Final = ("NoSchedule", "NoExecute")
 
 
@@ -46,12 +49,12 @@ def plan(claim: Claim, nodes: Sequence[Obj], busy: frozenset[str] = frozenset())
 
     `busy` names nodes on which pods of the tenant run: giving one back would leave them beside others.
     """
-    held = sorted(_name(node) for node in nodes if holds(node, claim.tenant, claim.uid))
+    mine = held(nodes, claim.tenant, claim.uid)
     incomplete = [
-        _name(node) for node in nodes if _name(node) in held and not fully_claimed(node, claim.tenant)
+        _name(node) for node in nodes if _name(node) in mine and not fully_claimed(node, claim.tenant)
     ]
-    surplus = [name for name in reversed(held) if name not in busy][: max(0, len(held) - claim.count)]
-    keep = [name for name in held if name not in surplus]
+    surplus = [name for name in reversed(mine) if name not in busy][: max(0, len(mine) - claim.count)]
+    keep = [name for name in mine if name not in surplus]
     wanted = max(0, claim.count - len(keep))
     free = sorted(_name(node) for node in nodes if _free(node) and matches(node, claim))
     take = free[:wanted]
@@ -106,17 +109,43 @@ def release_patch(node: Obj) -> Obj:
     return _patch(node, None, None, [])
 
 
+def held(nodes: Iterable[Obj], tenant: str, uid: str) -> list[str]:
+    """Names of the nodes that the tenant holds, sorted: the fact that reports and probes start from."""
+    return sorted(_name(node) for node in nodes if holds(node, tenant, uid))
+
+
+def cordon_patch(why: str) -> Obj:
+    """Merge patch that keeps new pods off the node, and says that the operator did it."""
+    return {"metadata": {"annotations": {CORDON_ANNOTATION: why}}, "spec": {"unschedulable": True}}
+
+
+def uncordon_patch() -> Obj:
+    """Merge patch that lifts a cordon of the operator's own; see `cordoned_by_us`."""
+    return {"metadata": {"annotations": {CORDON_ANNOTATION: None}}, "spec": {"unschedulable": None}}
+
+
+def cordoned_by_us(node: Obj) -> str | None:
+    """Why the operator cordoned the node; None where it did not, or somebody lifted the cordon."""
+    why = node["metadata"].get("annotations", {}).get(CORDON_ANNOTATION)
+    return str(why) if why is not None and node.get("spec", {}).get("unschedulable") else None
+
+
 def _patch(node: Obj, tenant: str | None, uid: str | None, ours: list[Obj]) -> Obj:
     others = [
         taint for taint in node.get("spec", {}).get("taints") or [] if taint.get("key") != names.NODE_TAINT
     ]
-    return {
+    patch: Obj = {
         "metadata": {
             "labels": {names.NODE_TENANT_LABEL: tenant},
             "annotations": {UID_ANNOTATION: uid},
         },
         "spec": {"taints": [*others, *ours] or None},
     }
+    if tenant is None and CORDON_ANNOTATION in node["metadata"].get("annotations", {}):
+        patch["metadata"]["annotations"][CORDON_ANNOTATION] = None
+        if cordoned_by_us(node) is not None:
+            patch["spec"]["unschedulable"] = None
+    return patch
 
 
 def _name(node: Obj) -> str:

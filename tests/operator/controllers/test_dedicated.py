@@ -17,6 +17,7 @@ from tenantry.cluster import (
     RESOURCE_QUOTA,
     ROLE_BINDING,
     SERVICE_ACCOUNT,
+    SERVICE_CIDR,
     STATEFUL_SET,
     TENANT,
     Key,
@@ -231,4 +232,61 @@ async def test_moving_down_serves_on_and_then_empties_the_old_place(lab: Lab, un
 
     await until(free)
     freed = await lab.client.get(NODE, Key("", lab.name("n1"))) or {}
+    assert names.NODE_TENANT_LABEL not in freed["metadata"]["labels"]
+
+
+async def test_egress_into_the_clusters_services_is_refused_with_the_reason(lab: Lab) -> None:
+    """By the API server's own list of their ranges, without a word in the configuration."""
+    [cidr] = [entry async for entry in lab.client.list(SERVICE_CIDR)]
+    await lab.start()
+    await oak(lab, egress=[cidr["spec"]["cidrs"][0]])
+    stalled = await lab.until(TENANT, "oak", "Stalled", "True", "InvalidSpec")
+    assert "`isolation.egress[0]` must not overlap the cluster's Services" in stalled["message"]
+
+
+async def test_what_the_cluster_takes_later_is_closed_at_once(lab: Lab, until: Any) -> None:
+    await lab.start()
+    await node(lab, "n1")
+    where = await oak(lab, egress=["203.0.113.0/24", "198.51.100.0/24"])
+    await lab.until(TENANT, "oak", "Ready", "True")
+
+    async def opened() -> list[str]:
+        policy = await lab.client.get(NETWORK_POLICY, Key(where, "tenantry-egress")) or {}
+        to = [peer for rule in policy.get("spec", {}).get("egress", []) for peer in rule["to"]]
+        return [peer["ipBlock"]["cidr"] for peer in to]
+
+    assert await opened() == ["198.51.100.0/24", "203.0.113.0/24"]
+    await lab.make(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": lab.name("newcomer")},
+            "spec": {"podCIDR": "203.0.113.64/26", "podCIDRs": ["203.0.113.64/26"]},
+        }
+    )
+    stalled = await lab.until(TENANT, "oak", "Stalled", "True", "InvalidSpec")
+    assert "the pods of node" in stalled["message"]
+    await until(opened, ["198.51.100.0/24"])
+    await lab.until(TENANT, "oak", "Ready", "True", "ServesEarlierSpec")
+
+
+async def test_a_cordon_by_others_is_respected(lab: Lab, until: Any) -> None:
+    """Nothing is claimed there, nothing given up for it, and it stands after the node was given back."""
+    await lab.start()
+    name = await node(lab, "n1")
+    await lab.client.merge_patch(NODE, Key("", name), {"spec": {"unschedulable": True}})
+    await oak(lab)
+
+    async def short() -> bool:
+        waiting = await lab.condition(TENANT, "oak", "Reconciling")
+        return "1 of 1 nodes missing" in str(waiting.get("message"))
+
+    await until(short)
+    await lab.client.merge_patch(NODE, Key("", name), {"spec": {"unschedulable": None}})
+    await lab.until(TENANT, "oak", "Ready", "True")
+    await lab.client.merge_patch(NODE, Key("", name), {"spec": {"unschedulable": True}})
+    await lab.remove(TENANT, lab.key(TENANT, "oak"))
+    await until(lambda: gone(lab, TENANT, lab.key(TENANT, "oak")), seconds=60.0)
+    freed = await lab.client.get(NODE, Key("", name)) or {}
+    assert freed["spec"]["unschedulable"] is True
     assert names.NODE_TENANT_LABEL not in freed["metadata"]["labels"]

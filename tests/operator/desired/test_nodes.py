@@ -113,3 +113,19 @@ def test_claim_and_release_leave_no_trace(given_taints: list[dict[str, str]], la
     taken = merged(before, nodes.claim_patch(before, "oak", "u1"))
     assert merged(taken, nodes.release_patch(taken)) == untouched
     assert before == untouched
+
+
+def test_a_node_is_given_back_without_our_cordon_and_with_everybody_elses() -> None:
+    taken = merged(node("a"), nodes.claim_patch(node("a"), "oak", "u1"))
+    ours = merged(taken, nodes.cordon_patch("AttestationFailed: x"))
+    assert nodes.cordoned_by_us(ours) == "AttestationFailed: x"
+    assert merged(ours, nodes.release_patch(ours)) == node("a") | {
+        "metadata": {**node("a")["metadata"], "annotations": {}}
+    }
+    theirs = merged(taken, {"spec": {"unschedulable": True}})
+    assert nodes.cordoned_by_us(theirs) is None
+    assert merged(theirs, nodes.release_patch(theirs))["spec"]["unschedulable"] is True
+    assert nodes.plan(claim(1), [theirs, node("b")]).hold == ("a",), "a cordon takes nothing from the tenant"
+    lifted = merged(ours, {"spec": {"unschedulable": None}})
+    assert nodes.cordoned_by_us(lifted) is None
+    assert nodes.held([ours, theirs, node("b")], "oak", "u1") == ["a", "a"]

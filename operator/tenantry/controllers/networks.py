@@ -1,0 +1,57 @@
+"""The cluster's own networks, which no tenant's egress may touch, and what stays open when one of them moves in."""
+
+from __future__ import annotations
+
+from tenantry.api import TenantSpec, names
+from tenantry.cluster import NAMESPACE, NETWORK_POLICY, NODE, SERVICE_CIDR, Key, NotFound, Obj, owned_by
+from tenantry.desired import network
+from tenantry.desired.tenant import cluster_ranges
+from tenantry.runtime.controller import Context
+
+from .world import World
+
+FRESH_SECONDS = 60.0
+"""How long the list of Service ranges is believed: they change once in a cluster's life, if ever."""
+
+
+class Networks:
+    """Pod, node, Service and protected ranges."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._services: tuple[str, ...] = ()
+        self._asked = float("-inf")
+
+    async def protected(self, ctx: Context) -> list[tuple[str, str]]:
+        """CIDRs with what each is, for `egress_problems`."""
+        ranges = cluster_ranges(self.world.store.list(NODE), ctx.config.protected_cidrs)
+        return [*ranges, *((cidr, "the cluster's Services") for cidr in await self._service_ranges(ctx))]
+
+    async def narrow(
+        self, tenant: Obj, spec: TenantSpec, protected: list[tuple[str, str]], ctx: Context
+    ) -> None:
+        """Close what an earlier egress list opens and the cluster has taken since (a new node, say).
+
+        The spec is refused as it stands, so nothing else of it is applied.
+        """
+        where = names.tenant_namespace(tenant["metadata"]["name"])
+        space = self.world.store.get(NAMESPACE, Key("", where))
+        if space is None or not owned_by(space, tenant):
+            return
+        kept = network.permitted(spec.isolation.egress, protected)
+        policies = network.policies(where, tenant["metadata"]["name"], ctx.config.release_namespace, kept)
+        await ctx.ensure(tenant, policies)
+        await ctx.prune(tenant, [NETWORK_POLICY], policies)
+
+    async def _service_ranges(self, ctx: Context) -> tuple[str, ...]:
+        """From the API; an older API server does not know the kind, and then `protectedCidrs` must name them."""
+        if self.world.clock() - self._asked < FRESH_SECONDS:
+            return self._services
+        found: list[str] = []
+        try:
+            async for entry in ctx.client.list(SERVICE_CIDR):
+                found += entry.get("spec", {}).get("cidrs") or []
+        except NotFound:
+            found = []
+        self._services, self._asked = tuple(found), self.world.clock()
+        return self._services

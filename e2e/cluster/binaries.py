@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -61,6 +62,8 @@ BINARIES: dict[str, Binary] = {
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "pause": Binary("pause", "."),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+    "source-controller": Binary("source-controller", "github.com/fluxcd/source-controller"),
+    "kustomize-controller": Binary("kustomize-controller", "github.com/fluxcd/kustomize-controller"),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -69,6 +72,7 @@ ADDONS = ("coredns", "crane", "pause", "helm")
 HOLLOW = ("kubemark",)
 # What tests speak to, outside of any cluster.
 PEERS = ("versitygw",)
+FLUX = ("source-controller", "kustomize-controller")
 
 
 def folder_key(folder: str, root: Path = GO_FOLDER) -> str:
@@ -121,6 +125,19 @@ def ensure(names: Iterable[str]) -> dict[str, Path]:
             if missing:
                 _build(folder, missing, wanted[missing[0]].parent)
     return wanted
+
+
+def module_folder(folder: str, module: str) -> Path:
+    """Where the sources of a module lie that `go/<folder>` pins, fetched if need be: for the CRDs that it ships."""
+    pinned = _required_version((GO_FOLDER / folder / "go.mod").read_text(), module)
+    command = [find_go(), "mod", "download", "-json", f"{module}@{pinned}"]
+    environment = {**os.environ, "GOWORK": "off", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+    result = subprocess.run(
+        command, cwd=GO_FOLDER / folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise ClusterError(f"fetching `{module}` failed: {result.stderr.strip()[-800:]}")
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def _build(folder: str, names: list[str], target: Path) -> None:

@@ -14,7 +14,14 @@ from cluster.paths import NODES, Node
 def test_every_binary_is_pinned_by_a_committed_folder() -> None:
     for binary in binaries.BINARIES.values():
         assert (binaries.GO_FOLDER / binary.folder / "go.mod").exists()
-    groups = (binaries.CONTROL_PLANE, binaries.NODE, binaries.ADDONS, binaries.HOLLOW, binaries.PEERS)
+    groups = (
+        binaries.CONTROL_PLANE,
+        binaries.NODE,
+        binaries.ADDONS,
+        binaries.HOLLOW,
+        binaries.PEERS,
+        binaries.FLUX,
+    )
     assert {name for group in groups for name in group} == set(binaries.BINARIES)
 
 

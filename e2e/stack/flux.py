@@ -1,0 +1,155 @@
+"""A real Flux beside the cluster: source-controller and kustomize-controller as processes of this machine.
+
+In production they are pods; here they reach the API server as the administrator does, so that no image has to be built
+of them. What they do to objects is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from cluster import binaries
+from cluster.process import dying_with_me, free_port, tail
+
+from . import git
+from .git import Repository
+from .kube import JsonObject, Kube, StackError, condition
+
+NAMESPACE = "flux-system"
+NAME = "fleet"
+CONTROLLERS = {
+    "source-controller": "github.com/fluxcd/source-controller",
+    "kustomize-controller": "github.com/fluxcd/kustomize-controller",
+}
+CRDS = {
+    "source-controller": "source.toolkit.fluxcd.io_gitrepositories.yaml",
+    "kustomize-controller": "kustomize.toolkit.fluxcd.io_kustomizations.yaml",
+}
+
+
+@dataclass(frozen=True)
+class Flux:
+    """A Flux that follows one repository, and waits for the health of what it applies."""
+
+    kube: Kube
+    repository: Repository
+
+    def sync(self) -> None:
+        """Ask for the newest commit now instead of at the next interval."""
+        self.kube.run(
+            "annotate", "gitrepository", NAME, "-n", NAMESPACE, "--overwrite",
+            f"reconcile.fluxcd.io/requestedAt={time.time_ns()}",
+        )  # fmt: skip
+
+    def applied(self, commit: str, *, seconds: float = 180) -> JsonObject:
+        """Wait until Flux says that the commit is applied and healthy; the Kustomization."""
+        return self._until(f"Flux reports {commit[:12]} as healthy", commit, "True", seconds)
+
+    def refused(self, commit: str, *, seconds: float = 180) -> JsonObject:
+        """Wait until Flux says that what the commit brought is not healthy; the Kustomization."""
+        return self._until(f"Flux reports {commit[:12]} as failed", commit, "False", seconds)
+
+    def _until(self, what: str, commit: str, ready: str, seconds: float) -> JsonObject:
+        def reached(found: JsonObject | None) -> bool:
+            status = (found or {}).get("status") or {}
+            done = "lastAppliedRevision" if ready == "True" else "lastAttemptedRevision"
+            return (
+                str(status.get(done, "")).endswith(commit)
+                and condition(found, "Ready").get("status") == ready
+                and condition(found, "Reconciling").get("status") != "True"
+            )
+
+        found = self.kube.wait(what, "kustomization", NAME, NAMESPACE, until=reached, seconds=seconds)
+        assert found is not None
+        return found
+
+
+@contextmanager
+def following(kube: Kube) -> Iterator[Flux]:
+    """Flux with an empty repository of its own, until the block ends; what it applied stays."""
+    programs = binaries.ensure(CONTROLLERS)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenantry-flux-")))
+        repository = stack.enter_context(git.serve(root / "git"))
+        for name, module in CONTROLLERS.items():
+            crd = yaml.safe_load(
+                (binaries.module_folder(name, module) / "config" / "crd" / "bases" / CRDS[name]).read_text()
+            )
+            kube.apply(crd)
+            kube.run("wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s")
+        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        storage = free_port()
+        own = {"source-controller": [
+            f"--storage-path={root}/artifacts", f"--storage-addr=127.0.0.1:{storage}",
+            f"--storage-adv-addr=127.0.0.1:{storage}",
+        ]}  # fmt: skip
+        (root / "artifacts").mkdir()
+        for name, program in programs.items():
+            stack.enter_context(_running(kube, root, program, own.get(name, [])))
+        try:
+            yield Flux(kube, repository)
+        finally:
+            # Without the controllers' finalizers nothing would be left to take them off.
+            for kind in ("kustomization", "gitrepository"):
+                kube.run(
+                    "delete", kind, NAME, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s", check=False
+                )
+
+
+def follow(flux: Flux, *, timeout: str = "2m") -> None:
+    """Have Flux follow the branch `main` from now on."""
+    source: JsonObject = {
+        "apiVersion": "source.toolkit.fluxcd.io/v1",
+        "kind": "GitRepository",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {"interval": "1h", "url": flux.repository.url, "ref": {"branch": "main"}},
+    }
+    kustomization: JsonObject = {
+        "apiVersion": "kustomize.toolkit.fluxcd.io/v1",
+        "kind": "Kustomization",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {
+            "interval": "1h",
+            "retryInterval": "1h",
+            "timeout": timeout,
+            "path": "./",
+            "prune": True,
+            "deletionPolicy": "Orphan",
+            "wait": True,
+            "sourceRef": {"kind": "GitRepository", "name": NAME},
+        },
+    }
+    flux.kube.apply(source, kustomization)
+
+
+@contextmanager
+def _running(kube: Kube, root: Path, program: Path, more: list[str]) -> Iterator[None]:
+    log = root / f"{program.name}.log"
+    command = [
+        str(program), "--watch-all-namespaces", "--enable-leader-election=false", "--log-level=info",
+        f"--metrics-addr=127.0.0.1:{free_port()}", f"--health-addr=127.0.0.1:{free_port()}", *more,
+    ]  # fmt: skip
+    environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig), "RUNTIME_NAMESPACE": NAMESPACE}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            dying_with_me(command), stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=root
+        )
+    try:
+        yield
+        if process.poll() is not None:
+            raise StackError(f"{program.name} ended with {process.returncode}:\n{tail(log)}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -23,9 +23,11 @@ import uvloop
 from tenantry_engine.errors import EngineError
 from tenantry_engine.identity import Verifier
 from tenantry_engine.ipc.link import EngineLink
+from tenantry_engine.lease import Lease
 from tenantry_engine.options import parser
 from tenantry_engine.server.front import Front
 from tenantry_engine.server.listening import Server, configuration, end, listen
+from tenantry_engine.server.tls import ServerTls
 from tenantry_engine.server.tracing import tracing
 from tenantry_engine.tokenizer import Tokenizer
 
@@ -36,11 +38,13 @@ _LAST_WORDS_SECONDS = 2
 
 _ENGINE_END_SECONDS = 10
 
+_LEASE_ENDED = 3
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serves until SIGTERM or SIGINT; then ends what runs, and itself.
 
-    Exit codes: 0 asked to end, 1 the engine ended, 2 cannot start as told to.
+    Exit codes: 0 asked to end, 1 the engine ended, 2 cannot start as told to, 3 the lease ended.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(words)
@@ -62,7 +66,14 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
     if not options.dev_open and options.identity_dir is None:
         raise EngineError("`--identity-dir` must be given (or `--dev-open`, which serves everybody)")
     verifier = None if options.dev_open else Verifier(options.audience, options.identity_dir)
-    sockets = [listen(options.host, port) for port in (options.port, options.admin_port)]
+    tls = None if options.tls_dir is None else ServerTls(options.tls_dir)
+    lease = None if options.lease is None else Lease(options.lease)
+    if lease is not None and lease.left() <= 0:
+        log.critical("not started: the lease in `%s` has ended", options.lease)
+        return _LEASE_ENDED
+    ports = [options.port, options.admin_port]
+    ports += [] if options.health_port is None else [options.health_port]
+    sockets = [listen(options.host, port) for port in ports]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,26 +83,36 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
         await link.connect(sock)
         tokenizer = await asyncio.to_thread(Tokenizer, options.model)
         ready = asyncio.ensure_future(link.ready())
-        await _first(asyncio.wait([ready]), stop.wait())
+        ended = asyncio.ensure_future(lease.ended() if lease is not None else asyncio.Event().wait())
+        await _first(asyncio.wait([ready]), asyncio.wait([ended]), stop.wait())
+        if ended.done():
+            return _out_of_lease(process)
         if stop.is_set():
             ready.cancel()
             process.kill()  # it reads weights, and nobody waits for them any more
             return 0
         facts = await ready
         front = Front.make(link, options.model, tokenizer, verifier, adapters=options.adapters)
-        servers = [
-            Server(configuration(app, options.shutdown_seconds))
+        context = None if tls is None else tls.context
+        configs = [
+            configuration(app, options.shutdown_seconds, context)
             for app in (front.serving.app, front.admin.app)
         ]
+        if options.health_port is not None:
+            configs.append(configuration(front.admin.health))
+        servers = [Server(config) for config in configs]
+        watching = None if tls is None else asyncio.create_task(tls.watch())
         tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, sockets, strict=True)]
         front.admin.ready = True
         ports = [sock.getsockname()[1] for sock in sockets]
         log.info(
-            "ready after %.1f s: http://%s:%d serves `%s`%s, admin on port %d",
-            time.monotonic() - started, options.host, ports[0], facts.model_name,
+            "ready after %.1f s: %s://%s:%d serves `%s`%s, admin on port %d",
+            time.monotonic() - started, "http" if tls is None else "https", options.host, ports[0], facts.model_name,
             " to everybody (--dev-open)" if options.dev_open else "", ports[1],
         )  # fmt: skip
-        await _first(stop.wait(), link.lost.wait())
+        await _first(stop.wait(), link.lost.wait(), asyncio.wait([ended]))
+        if ended.done():
+            return _out_of_lease(process)
         if link.lost.is_set():
             log.critical("the engine ended (%s); this replica ends with it", await _end_of(process))
             end(servers)
@@ -101,8 +122,20 @@ async def serve(options: argparse.Namespace, words: list[str]) -> int:
         link.draining = True
         stop.clear()
         end(servers)
-        await _first(asyncio.wait(tasks), stop.wait(), link.lost.wait())
+        await _first(asyncio.wait(tasks), stop.wait(), link.lost.wait(), asyncio.wait([ended]))
+        if watching is not None:
+            watching.cancel()
+        if ended.done():
+            return _out_of_lease(process)
+        ended.cancel()
     return 0
+
+
+def _out_of_lease(process: subprocess.Popen[bytes]) -> int:
+    """Nothing runs on: what is not answered by now is cut."""
+    log.critical("the lease has ended: this replica ends at once")
+    process.kill()
+    return _LEASE_ENDED
 
 
 @contextlib.contextmanager

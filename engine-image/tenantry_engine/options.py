@@ -29,6 +29,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--port", type=int, default=8000)
     p.add_argument("--admin-port", type=int, default=8001)
     p.add_argument(
+        "--tls-dir", type=Path, help="folder with tls.crt, tls.key, ca.pem: both ports by mutual TLS"
+    )
+    p.add_argument(
+        "--health-port", type=int, help="with --tls-dir: /healthz and /readyz without TLS, for the kubelet"
+    )
+    p.add_argument(
+        "--lease", type=Path, help="run only while this file, which a gate writes, has not expired"
+    )
+    p.add_argument(
         "--data-dir", type=Path, default=Path.home() / ".cache/tenantry/engine", help="adapters' bytes"
     )
     p.add_argument("--dtype", choices=DTYPE_NAMES, default="bfloat16")

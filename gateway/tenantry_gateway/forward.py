@@ -118,6 +118,7 @@ class Forwarder:
                 headers=headers,
                 body=body,
                 head_timeout=self._timeouts.queue,
+                server=replica.server,
             )
             raw = await answer.read_all(self._timeouts.queue, MAX_ANSWER)
             count = orjson.loads(raw)["count"] if answer.status == 200 else None
@@ -172,6 +173,7 @@ class Forwarder:
             body=body,
             head_timeout=self._timeouts.first_byte,
             fresh=record.attempts > 1,
+            server=grant.replica.server,
         )
         try:
             if answer.status != 200:

@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 from tenantry.api import names
 from tenantry.api.identity import IdentityError, Signer
+from tenantry.api.tls import Credentials
 
 from . import logs
 from .app import Api, Health
@@ -58,7 +59,8 @@ class Gateway:
         self.state = state
         self.metrics = Metrics()
         self.ledger = Ledger.parse(settings.ledger)
-        self.upstream = Upstream()
+        self.credentials = _credentials(settings)
+        self.upstream = Upstream(tls=None if self.credentials is None else self.credentials.client())
         self.limiter = Limiter(settings.timeouts.lease, self.ledger.month_total)
         self.replicas = Replicas(
             state,
@@ -90,18 +92,20 @@ class Gateway:
         self.draining = False
         self.api = Api(settings, state, self.completions, self.ledger, self.metrics)
         self.health = Health(self)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Raises LedgerError."""
         self.ledger.start()
         self.replicas.start()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._tasks = [asyncio.create_task(self._sweep())]
+        if self.credentials is not None:
+            self._tasks.append(asyncio.create_task(self.credentials.watch()))
 
     async def stop(self) -> None:
         """After the last request: everything written, everything closed."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.replicas.stop()
         self.upstream.close()
         await asyncio.to_thread(self.ledger.stop)
@@ -117,6 +121,13 @@ class Gateway:
                     "leases expired that nothing settled", extra={"leases": [lease.id for lease in expired]}
                 )
                 self.dispatcher.pump_all()
+
+
+def _credentials(settings: Settings) -> Credentials | None:
+    folder = settings.certificates_dir
+    if folder is None:
+        return None
+    return Credentials(folder / "gateway.crt", settings.identity_key, folder / names.AUTHORITY_FILE)
 
 
 class Server(uvicorn.Server):
@@ -151,7 +162,7 @@ def server(app: Callable[..., Any], settings: Settings, port: int) -> Server:
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs."""
     signer = Signer.load(names.GATEWAY_ISSUER, settings.identity_key)
-    gateway = Gateway(settings, State(), signer, settings.salt_file.read_bytes())
+    gateway = Gateway(settings, State(only=settings.tenant), signer, settings.salt_file.read_bytes())
     await gateway.start()
     api_server = await ApiServer.connect(settings.kubeconfig)
     front, back = (

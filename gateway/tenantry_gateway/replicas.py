@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import orjson
+from tenantry.api import names
 from tenantry.api.identity import Signer
 
 from .state import Lane, Pool, State, Target
@@ -64,6 +65,8 @@ class Replica:
     pod: str
     audience: str
     host: str = ""
+    server: str | None = None
+    """Whom its certificate must be for; None: no TLS."""
     ready: bool = False
     load: Load | None = None
     context: int | None = None
@@ -183,6 +186,7 @@ class Replicas:
                 replica.host, replica.audience = address, audience
                 replica.load, replica.context, replica.failures = None, None, 0
             replica.ready = ready
+            replica.server = names.tls_name(audience) if audience in self._state.secured else None
             if self._polling and key not in self._tasks:
                 self._tasks[key] = asyncio.get_running_loop().create_task(self._poll_forever(replica))
         for key in set(self._replicas) - set(seen):
@@ -228,15 +232,21 @@ class Replicas:
     async def _ask(self, replica: Replica) -> Load:
         async with asyncio.timeout(POLL_TIMEOUT):
             if replica.context is None:
-                models = orjson.loads(await self._get(replica.host, self._port, MODELS_PATH, {}))
+                models = orjson.loads(await self._get(replica, self._port, MODELS_PATH, {}))
                 replica.context = min(int(model["max_model_len"]) for model in models["data"])
             token = self._signer.sign(replica.audience, LOAD_PATH)
             headers = {"authorization": f"Bearer {token}"}
-            return Load.parse(await self._get(replica.host, self._admin_port, LOAD_PATH, headers))
+            return Load.parse(await self._get(replica, self._admin_port, LOAD_PATH, headers))
 
-    async def _get(self, host: str, port: int, path: str, headers: dict[str, str]) -> bytes:
+    async def _get(self, replica: Replica, port: int, path: str, headers: dict[str, str]) -> bytes:
         answer = await self._upstream.request(
-            "GET", (host, port), path, headers=headers, body=b"", head_timeout=POLL_TIMEOUT
+            "GET",
+            (replica.host, port),
+            path,
+            headers=headers,
+            body=b"",
+            head_timeout=POLL_TIMEOUT,
+            server=replica.server,
         )
         body = await answer.read_all(POLL_TIMEOUT, MAX_LOAD_BYTES)
         if answer.status != 200:

@@ -36,6 +36,8 @@ class Settings:
     port: int = names.GATEWAY_PORT
     metrics_port: int = names.METRICS_PORT
     kubeconfig: Path | None = None
+    certificates_dir: Path | None = None
+    tenant: str | None = None
     trusted_proxies: tuple[Network, ...] = ()
     max_body_bytes: int = 4 << 20
     drain_seconds: float = 3.0
@@ -70,6 +72,12 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         help="at least 32 secret bytes, from which tenants' cache salts are derived",
     )
     add("--ledger", required=True, help="sqlite:////path/ledger.db")
+    add(
+        "--certificates-dir",
+        type=Path,
+        help="folder with gateway.crt and ca.pem: for engines that are reached by mutual TLS",
+    )
+    add("--tenant", help="serve this tenant alone; without it, all that have no gateway of their own")
     add("--kubeconfig", type=Path, help="instead of the pod's own service account")
     add(
         "--trusted-proxy",

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
-from tenantry.api.tenant import ApiKey, EffectiveLimits, LanePreference, Prompt, Route
+from tenantry.api.tenant import ApiKey, EffectiveLimits, GatewayPlace, LanePreference, Prompt, Route
 
 from .prompt import render
 
@@ -63,6 +63,7 @@ class Pool:
     uid: str
     namespace: str
     lanes: dict[str, Lane]
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ def _pool(pool: Any) -> Pool:
             )
             for lane in pool.lanes
         },
+        pool.tls,
     )
 
 
@@ -173,8 +175,12 @@ class State:
     slices: dict[str, Slice] = field(default_factory=dict)
     synced: set[str] = field(default_factory=set)
     audiences: dict[tuple[str, str], str] = field(default_factory=dict)
+    secured: set[str] = field(default_factory=set)
+    """Audiences that are reached by mutual TLS."""
     listeners: list[Callable[[], None]] = field(default_factory=list)
     rejected: int = 0
+    only: str | None = None
+    """The one tenant of this gateway; None: it serves all that have no gateway of their own."""
 
     @property
     def ready(self) -> bool:
@@ -188,6 +194,9 @@ class State:
     def _take_tenant(self, item: dict[str, Any]) -> None:
         name = str(item.get("metadata", {}).get("name", ""))
         try:
+            if not self._is_ours(name, item):
+                self.tenants.pop(name, None)
+                return
             tenant = parse_tenant(item)
         except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
             self.rejected += 1
@@ -198,8 +207,15 @@ class State:
         else:
             self.tenants[name] = tenant
             for pool in tenant.pools.values():
+                (self.secured.add if pool.tls else self.secured.discard)(pool.uid)
                 for lane in pool.lanes.values():
                     self.audiences[(pool.namespace, lane.service)] = pool.uid
+
+    def _is_ours(self, name: str, item: dict[str, Any]) -> bool:
+        """Exactly one gateway knows a tenant."""
+        route = (item.get("status") or {}).get("route") or {}
+        own = route.get("gateway") == GatewayPlace.DEDICATED.value
+        return own and name == self.only if self.only is not None else not own
 
     def drop_tenant(self, name: str) -> None:
         self.tenants.pop(name, None)

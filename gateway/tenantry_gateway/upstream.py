@@ -7,11 +7,15 @@ gateway needs. An answer without a framed end (Content-Length or chunked) counts
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import defaultdict
 from typing import cast
 
 import httptools
+
+Peer = tuple[str, int, str | None]
+"""Address, port, and the name that the certificate must be for (None: no TLS)."""
 
 HIGH_WATER = 64 * 1024
 IDLE_SECONDS = 4.0
@@ -171,7 +175,7 @@ class _Connection(asyncio.Protocol):
 class Answer:
     """An answer whose head has arrived. Read it to its end or abort it."""
 
-    def __init__(self, pool: Upstream, address: tuple[str, int], connection: _Connection) -> None:
+    def __init__(self, pool: Upstream, address: Peer, connection: _Connection) -> None:
         self._pool = pool
         self._address = address
         self._connection = connection
@@ -211,9 +215,11 @@ class Answer:
 class Upstream:
     """Connections to all engines."""
 
-    def __init__(self, connect_timeout: float = 2.0) -> None:
+    def __init__(self, connect_timeout: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: for engines that are reached by mutual TLS."""
         self._connect_timeout = connect_timeout
-        self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
+        self._tls = tls
+        self._idle: defaultdict[Peer, list[_Connection]] = defaultdict(list)
 
     async def request(
         self,
@@ -225,10 +231,12 @@ class Upstream:
         body: bytes,
         head_timeout: float,
         fresh: bool = False,
+        server: str | None = None,
     ) -> Answer:
         """Send one request and wait for the head of its answer. `headers` and `path` are ours, never a client's.
 
-        `fresh` asks for a new connection. Raises UpstreamError, TimeoutError (no head in `head_timeout` seconds).
+        `fresh` asks for a new connection. `server`: by mutual TLS, to whoever has a certificate for that name.
+        Raises UpstreamError, TimeoutError (no head in `head_timeout` seconds).
         """
         host, port = address
         netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -236,7 +244,9 @@ class Upstream:
         if body:
             lines.append(f"content-length: {len(body)}")
         data = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-        connection = (None if fresh else self._take(address)) or await self._connect(host, port)
+        connection = (None if fresh else self._take((*address, server))) or await self._connect(
+            host, port, server
+        )
         try:
             connection.send(data)
             async with asyncio.timeout(head_timeout):
@@ -244,9 +254,9 @@ class Upstream:
         except BaseException:
             connection.abort()
             raise
-        return Answer(self, address, connection)
+        return Answer(self, (*address, server), connection)
 
-    def put(self, address: tuple[str, int], connection: _Connection) -> None:
+    def put(self, address: Peer, connection: _Connection) -> None:
         """Keep a connection for the next request, or close it."""
         idle = self._idle[address]
         if connection.release() and len(idle) < MAX_IDLE:
@@ -272,7 +282,7 @@ class Upstream:
             else:
                 del self._idle[address]
 
-    def _take(self, address: tuple[str, int]) -> _Connection | None:
+    def _take(self, address: Peer) -> _Connection | None:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -281,11 +291,16 @@ class Upstream:
             connection.abort()
         return None
 
-    async def _connect(self, host: str, port: int) -> _Connection:
+    async def _connect(self, host: str, port: int, server: str | None) -> _Connection:
         loop = asyncio.get_running_loop()
+        if server is not None and self._tls is None:
+            raise UpstreamError("no connection: this gateway has no certificate for mutual TLS")
+        tls = None if server is None else self._tls
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(_Connection, host, port)
+                _, connection = await loop.create_connection(
+                    _Connection, host, port, ssl=tls, server_hostname=server
+                )
         except (OSError, TimeoutError) as error:
             raise UpstreamError(f"no connection: {type(error).__name__}") from error
         return connection

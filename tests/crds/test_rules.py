@@ -138,6 +138,7 @@ REFUSED: list[tuple[str, Object]] = [
     ("`metadata.name` must begin with a letter", pool("p" * 48)),
     ("`source` must have exactly one", _model()),
     ("`source` must have exactly one", _model(image={"path": "/m"}, pvc={"claimName": "m"})),
+    ("must be an image by digest", _model(imageVolume={"reference": "registry.example/model:1"})),
     ("`path` must not climb", _model(image={"path": "/models/../etc"})),
     ("`path` must not climb", _model(pvc={"claimName": "m", "path": ".."})),
     ("`path` must be an absolute path", _model(image={"path": "models"})),

@@ -136,7 +136,7 @@ def test_rights_of_each_process(render: Render) -> None:
         "patch tenants", "patch nodes", "bind clusterroles",
         *(f"patch {kind}/status" for kind in ("tenants", "adapterpools", "adapters")),
         *(f"update {kind}/finalizers" for kind in ("tenants", "adapterpools")),
-        *(f"{verb} {kind}" for kind in ("adapterpools", "namespaces", "rolebindings")
+        *(f"{verb} {kind}" for kind in ("adapterpools", "namespaces", "rolebindings", "nodepools")
           for verb in ("create", "patch", "delete")),
         "create events", "patch events",
     }  # fmt: skip
@@ -158,7 +158,8 @@ def test_each_process_mounts_its_own_key_only(render: Render) -> None:
     for part in PARTS:
         pod = _one(documents, "Deployment", f"tenantry-{part}")["spec"]["template"]["spec"]
         secrets = {v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
-        assert secrets == {f"tenantry-{part}-identity", *(["tenantry-salt"] if part == "gateway" else [])}
+        more = {"gateway": {"tenantry-salt"}, "operator": {"tenantry-authority"}}.get(part, set())
+        assert secrets == {f"tenantry-{part}-identity"} | more
 
 
 def test_keys_and_certificates_work_together(render: Render, tmp_path: Any) -> None:
@@ -188,6 +189,7 @@ def test_keys_and_certificates_work_together(render: Render, tmp_path: Any) -> N
 def test_given_keys_are_used(render: Render) -> None:
     documents = render(
         *(f"identity.{part}.existingSecret=my-{part}" for part in PARTS),
+        "identity.existingAuthoritySecret=my-authority",
         *(f"identity.{part}.certificate=CERT-{part}" for part in PARTS),
         "identity.existingSaltSecret=my-salt",
     )

@@ -1,9 +1,10 @@
-"""Sockets and servers of a process that serves two ports and minds its own signals."""
+"""Sockets and servers of a process that serves several ports and minds its own signals."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -34,15 +35,18 @@ def end(servers: list[Server]) -> None:
 
 
 class Server(uvicorn.Server):
-    """Two servers share the process, so signals are ours to handle."""
+    """Several servers share the process, so signals are ours to handle."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def configuration(app: object, shutdown_seconds: float = 60) -> uvicorn.Config:
-    return uvicorn.Config(
+def configuration(
+    app: object, shutdown_seconds: float = 60, context: ssl.SSLContext | None = None
+) -> uvicorn.Config:
+    """`context`: how the port speaks TLS; None: not at all."""
+    config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         log_level="warning",
         access_log=False,
@@ -50,3 +54,7 @@ def configuration(app: object, shutdown_seconds: float = 60) -> uvicorn.Config:
         timeout_graceful_shutdown=int(shutdown_seconds),
         server_header=False,
     )
+    if context is not None:
+        config.load()
+        config.ssl = context  # ours renews its certificates; uvicorn's own is made from files, once
+    return config

@@ -83,6 +83,13 @@ readinessProbe:
   failureThreshold: 2
 {{- end }}
 
+{{- /* Quantities as strings: YAML takes a bare `2` for a number. */ -}}
+{{- define "tenantry.amounts" -}}
+{{- $amounts := dict }}
+{{- range $name, $amount := . }}{{- $_ := set $amounts $name (toString $amount) }}{{- end }}
+{{- toYaml $amounts }}
+{{- end }}
+
 {{- /* The operator's configuration file. */ -}}
 {{- define "tenantry.config" -}}
 releaseNamespace: {{ .Release.Namespace }}
@@ -94,6 +101,18 @@ serviceAccount: tenantry-operator
 tenantRole: tenantry-tenant-namespace
 tiers: {{- toYaml .Values.tiers | nindent 2 }}
 poolTemplates: {{- toYaml .Values.poolTemplates | nindent 2 }}
+verifiers: {{- toYaml .Values.verifiers | nindent 2 }}
+attestationPolicies: {{- toYaml .Values.attestationPolicies | nindent 2 }}
+certificateSeconds: {{ .Values.certificateSeconds | int64 }}
+nodePoolTemplates: {{- toYaml .Values.nodePoolTemplates | nindent 2 }}
+gateway:
+  image: {{ .Values.images.gateway | quote }}
+  pullPolicy: {{ .Values.images.pullPolicy }}
+  keySecret: {{ include "tenantry.keySecret" (dict "root" . "part" "gateway") }}
+  saltSecret: {{ include "tenantry.saltSecret" . }}
+  requests: {{- include "tenantry.amounts" .Values.gateway.resources.requests | nindent 4 }}
+  limits: {{- include "tenantry.amounts" .Values.gateway.resources.limits | nindent 4 }}
+gateImage: {{ .Values.images.operator | quote }}
 quota: {{- toYaml .Values.quota | nindent 2 }}
 resyncSeconds: {{ .Values.resyncSeconds | int64 }}
 workers: {{ .Values.workers | int64 }}

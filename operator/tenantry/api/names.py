@@ -23,6 +23,8 @@ ENGINE_ADMIN_PORT: Final = 8001
 GATEWAY_PORT: Final = 8080
 FETCHER_PORT: Final = 8090
 METRICS_PORT: Final = 9090
+ENGINE_GATE_PORT: Final = 8002
+ENGINE_HEALTH_PORT: Final = 8003
 
 IDENTITY_HEADER: Final = "x-tenantry-identity"
 SERVED_HEADER: Final = "x-tenantry-served"
@@ -38,6 +40,10 @@ FETCHER_ISSUER: Final = "tenantry-fetcher"
 FETCHER_AUDIENCE: Final = "tenantry-fetcher"
 
 IDENTITY_CONFIGMAP: Final = "tenantry-identity"
+CERTIFICATES_CONFIGMAP: Final = "tenantry-certificates"
+GATE_CONFIGMAP: Final = "tenantry-gate"
+AUTHORITY_FILE: Final = "ca.pem"
+"""Name of the authority's certificate in both: not `*.crt`, which would make it an identity."""
 
 
 def served_name(namespace: str, adapter: str, version: str, digest: str) -> str:
@@ -50,9 +56,19 @@ def tenant_namespace(tenant: str) -> str:
     return f"tenant-{tenant}"
 
 
+def own_gateway(tenant: str) -> str:
+    """Deployment and Service of a gateway that serves one tenant alone, in the release's namespace."""
+    return f"tenantry-gateway-{tenant}"
+
+
 def dedicated_pool(tenant: str) -> str:
     """The name of the pool that the operator derives for a dedicated tenant."""
     return f"tenant-{tenant}"
+
+
+def tls_name(part: str) -> str:
+    """What a certificate says whom it is for: the uid of a pool, or `gateway`, `operator`, `fetcher`."""
+    return f"{part}.tenantry.internal"
 
 
 def lane_workload(pool: str, lane: str) -> str:

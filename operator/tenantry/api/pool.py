@@ -29,6 +29,9 @@ RELATIVE_PATH = r"^[A-Za-z0-9._/-]*$"
 PATTERN_MESSAGES[ABSOLUTE_PATH] = "must be an absolute path of letters, digits, `.`, `_`, `-` and `/`"
 PATTERN_MESSAGES[RELATIVE_PATH] = "must be a path of letters, digits, `.`, `_`, `-` and `/`"
 
+PINNED_IMAGE = r"^[a-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$"
+PATTERN_MESSAGES[PINNED_IMAGE] = "must be an image by digest, such as `registry.example/model@sha256:...`"
+
 NO_PARENT = Rule(
     "!has(self.path) || !self.path.split('/').exists(part, part == '..')",
     "`path` must not climb with `..`; write the folder itself",
@@ -64,13 +67,24 @@ class ClaimSource(Model):
     """Folder on the volume; empty is its root."""
 
 
+class ImageVolumeSource(Model):
+    """The model is an OCI image or artifact of its own, which the kubelet mounts read-only (from Kubernetes 1.33)."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (NO_PARENT,)
+
+    reference: Annotated[str, Field(min_length=1, max_length=512, pattern=PINNED_IMAGE)]
+    """By digest, so that every replica mounts the same bytes."""
+    path: Annotated[str, Field(max_length=512, pattern=RELATIVE_PATH)] = ""
+    """Folder in the image; empty is its root."""
+
+
 class ModelSource(Model):
     """Where the base model's folder comes from: exactly one of the fields."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.image) != has(self.pvc)",
-            "`source` must have exactly one of `image` and `pvc`; keep the one that holds the model",
+            "[has(self.image), has(self.pvc), has(self.imageVolume)].filter(given, given).size() == 1",
+            "`source` must have exactly one of `image`, `imageVolume` and `pvc`; keep the one that holds the model",
         ),
     )
 
@@ -78,6 +92,8 @@ class ModelSource(Model):
     """The model lies in the engine image."""
     pvc: ClaimSource | None = None
     """The model lies on a volume."""
+    image_volume: ImageVolumeSource | None = None
+    """The model is an image of its own."""
 
 
 class BaseModelRef(Model):
@@ -323,9 +339,9 @@ class AdapterPoolSpec(Model):
         ),
         Rule(
             "!has(self.baseModel.digest) || !has(self.engine) || !has(self.engine.type) || self.engine.type != 'VLLM'"
-            " || has(self.baseModel.source.pvc)",
+            " || has(self.baseModel.source.pvc) || has(self.baseModel.source.imageVolume)",
             "`baseModel.digest` must be absent for a model in vLLM's image, which nobody but vLLM can read; put the"
-            " model on a volume (`source.pvc`), or pin the image by its digest",
+            " model on a volume (`source.pvc`, `source.imageVolume`), or pin the image by its digest",
             field=".baseModel.digest",
             reason="FieldValueForbidden",
         ),

@@ -133,6 +133,22 @@ class Dedicated(Model):
     """Engine replicas of the tenant's pool."""
 
 
+class GatewayPlace(StrEnum):
+    SHARED = "Shared"
+    DEDICATED = "Dedicated"
+
+
+class Attestation(Model):
+    """Nodes must prove what they run before an engine starts there, and again before that proof is too old."""
+
+    verifier_ref: DnsLabel
+    """One of the verifiers that the operator's configuration offers to the tier."""
+    policy_ref: DnsLabel
+    """One of the attestation policies that it offers: what must have been measured."""
+    max_age_seconds: Annotated[int, Field(ge=10, le=86_400)] = 3600
+    """An engine whose last proof is older ends. Shorter where the verifier's token expires earlier."""
+
+
 class Isolation(Model):
     """Enterprise and Regulated. Narrowing only: nodes are chosen among those that an admin labelled claimable."""
 
@@ -165,6 +181,17 @@ class Isolation(Model):
         list[Annotated[str, Field(min_length=4, max_length=49)]], Field(max_length=32, json_schema_extra=SET)
     ] = []
     """CIDRs that the tenant's pods may reach. Empty: nothing at all."""
+    node_pool_template_ref: DnsLabel | None = None
+    """Nodes are made by Karpenter, from a template that the operator's configuration offers to the tier, as the pods
+    need them. Absent: `nodes` claimable ones are taken."""
+    runtime_class_name: DnsSubdomain | None = None
+    """RuntimeClass of the engine pods, among those that the operator's configuration offers to the tier."""
+    attestation: Attestation | None = None
+    """Required for a Regulated tenant to be served."""
+    mutual_tls: bool = False
+    """Every hop to the tenant's engines by mutual TLS. Always so in tier Regulated."""
+    gateway: GatewayPlace | None = None
+    """`Dedicated`: a gateway that serves this tenant alone. Absent: `Dedicated` in tier Regulated, else `Shared`."""
 
 
 class TenantSpec(Model):
@@ -208,7 +235,10 @@ class TenantSpec(Model):
             f"{DEDICATED} || !has(self.isolation) || (!has(self.isolation.region)"
             " && (!has(self.isolation.nodeSelector) || size(self.isolation.nodeSelector) == 0)"
             " && (!has(self.isolation.nodes) || self.isolation.nodes == 1)"
-            " && (!has(self.isolation.egress) || size(self.isolation.egress) == 0))",
+            " && (!has(self.isolation.egress) || size(self.isolation.egress) == 0)"
+            " && !has(self.isolation.runtimeClassName) && !has(self.isolation.attestation)"
+            " && !has(self.isolation.gateway) && !has(self.isolation.nodePoolTemplateRef)"
+            " && (!has(self.isolation.mutualTls) || !self.isolation.mutualTls))",
             "`isolation` must be absent in tiers Free, Smb and MidMarket, which have no nodes of their own; drop it or"
             " set `tier` to Enterprise or Regulated",
             field=".isolation",
@@ -265,11 +295,12 @@ class RouteLane(Status):
 
 
 class RoutePool(Status):
-    """A pool that serves the tenant. `uid` is the audience of signed identities."""
+    """A pool that serves the tenant. `uid` is the audience of signed identities; `tls`: reached by mutual TLS."""
 
     name: DnsSubdomain
     uid: Annotated[str, Field(max_length=64)]
     namespace: DnsLabel
+    tls: bool = False
     lanes: Annotated[list[RouteLane], Field(max_length=2)] = []
 
 
@@ -291,8 +322,12 @@ class RouteModel(Status):
 
 
 class Route(Status):
-    """All that the gateway needs to serve the tenant, beside `spec.auth`, `spec.prompt` and `spec.suspend`."""
+    """All that the gateway needs to serve the tenant, beside `spec.auth`, `spec.prompt` and `spec.suspend`.
 
+    `gateway`: which one serves it; the others do not know the tenant.
+    """
+
+    gateway: GatewayPlace = GatewayPlace.SHARED
     weight: Annotated[int, Field(ge=1)]
     lane: LanePreference
     limits: EffectiveLimits
@@ -361,11 +396,13 @@ class TenantStatus(Status):
 __all__ = [
     "AdapterRef",
     "ApiKey",
+    "Attestation",
     "Auth",
     "Dedicated",
     "Digest",
     "EffectiveLimits",
     "Endpoint",
+    "GatewayPlace",
     "Guarantee",
     "GuaranteeState",
     "Isolation",

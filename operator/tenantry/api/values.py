@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .common import DnsLabel, DnsSubdomain, LabelKey, LabelValue, Model, Tier
-from .config import Quota, TierPolicy
+from .config import AttestationPolicy, Quota, TierPolicy, VerifierService
 from .pool import AdapterPoolSpec, Toleration
 
 ORIGIN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$"
@@ -118,6 +118,7 @@ class Identity(Model):
     operator: Key
     gateway: Key
     fetcher: Key
+    existing_authority_secret: Name
     existing_salt_secret: Name
 
 
@@ -189,8 +190,12 @@ class Values(Model):
     monitoring: Monitoring
     tiers: dict[Tier, TierPolicy]
     pool_templates: dict[DnsLabel, AdapterPoolSpec]
+    verifiers: dict[DnsLabel, VerifierService]
+    attestation_policies: dict[DnsLabel, AttestationPolicy]
+    node_pool_templates: dict[DnsLabel, dict[str, Any]]
     quota: Quota
     evidence: Evidence
+    certificate_seconds: Annotated[int, Field(ge=60, le=31_536_000)]
     resync_seconds: Annotated[int, Field(ge=5)]
     workers: Annotated[int, Field(ge=1, le=64)]
     protected_cidrs: list[Cidr]

@@ -16,9 +16,9 @@ from tenantry.api.common import API_VERSION, Model, Tier
 from tenantry.api.config import OperatorConfig
 from tenantry.api.pool import AdapterPoolSpec
 from tenantry.api.tenant import TenantSpec
-from tenantry.desired import engine, namespace, network, quota
+from tenantry.desired import engine, gate, gateway, namespace, network, nodepool, quota
 from tenantry.desired.objects import Obj
-from tenantry.desired.tenant import cluster_ranges, derived_pool, tenant_problems
+from tenantry.desired.tenant import cluster_ranges, dedicated_to, derived_pool, tenant_problems
 from tenantry.evidence import probe
 
 from .errors import CliError, first_problem, read_text
@@ -126,7 +126,7 @@ def _plan_tenant(
     problems = tenant_problems(name, spec, config, cluster_ranges([], config.protected_cidrs))
     if problems:
         raise CliError(f"Tenant `{name}`: " + "; ".join(str(problem) for problem in problems))
-    if spec.tier is Tier.REGULATED:
+    if spec.tier is Tier.REGULATED and spec.isolation.attestation is None:
         result.notes.append(f"Tenant {name}: Stalled/AttestationNotAvailable, nothing is applied")
     elif spec.tier.dedicated:
         _plan_dedicated(result, name, spec, config)
@@ -145,8 +145,11 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
     where = names.tenant_namespace(name)
     wishes = [f"region {isolation.region}"] if isolation.region else []
     wishes += [f"{key}={value}" for key, value in sorted(isolation.node_selector.items())]
+    made = isolation.node_pool_template_ref
     result.notes.append(
-        f"Tenant {name}: claims {isolation.nodes} node(s) labelled {names.CLAIMABLE_LABEL}=true"
+        f"Tenant {name}: Karpenter makes its nodes by template {made}; owns namespace {where}"
+        if made is not None
+        else f"Tenant {name}: claims {isolation.nodes} node(s) labelled {names.CLAIMABLE_LABEL}=true"
         f"{' with ' + ', '.join(wishes) if wishes else ''}; owns namespace {where}"
     )
     result.notes.append(
@@ -156,13 +159,20 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
     assert spec.dedicated is not None
     pool = derived_pool(name, spec, config.pool_templates[spec.dedicated.pool_template_ref])
     pool_spec = AdapterPoolSpec.model_validate(pool["spec"])
-    facts = _facts(
-        names.dedicated_pool(name), where, pool_spec, config, engine.DedicatedTo(name, isolation.region)
-    )
+    facts = _facts(names.dedicated_pool(name), where, pool_spec, config, dedicated_to(name, spec, config))
+    policy = gate.policy_of(spec, config)
     result.objects += [
         namespace.namespace(name),
         namespace.role_binding(name, config.service_account, config.release_namespace, config.tenant_role),
-        *network.policies(where, name, config.release_namespace, isolation.egress),
+        *network.policies(
+            where,
+            name,
+            config.release_namespace,
+            isolation.egress,
+            gated=gate.is_secured(spec),
+            own_gateway=gateway.is_own(spec),
+        ),
+        *([] if policy is None else [gate.config_map(name, policy)]),
         namespace.service_account(name),
         probe.service_account(name),
         quota.resource_quota(name, config.quota),
@@ -170,6 +180,12 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
         pool,
         *engine.render(pool_spec, facts),
     ]
+    if made is not None:
+        region = None if isolation.region is None else (config.region_label, isolation.region)
+        template = config.node_pool_templates[made]
+        result.objects.append(nodepool.render(name, UID, template, region, isolation.node_selector))
+    if gateway.is_own(spec) and config.gateway is not None:
+        result.objects += gateway.render(name, config.release_namespace, config.gateway)
 
 
 def _plan_adapter(result: Plan, document: dict[str, Any]) -> None:

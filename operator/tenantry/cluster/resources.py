@@ -68,10 +68,12 @@ SERVICE_ACCOUNT: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount",
 CONFIG_MAP: Final = Resource("", "v1", "configmaps", "ConfigMap", True)
 RESOURCE_QUOTA: Final = Resource("", "v1", "resourcequotas", "ResourceQuota", True)
 LIMIT_RANGE: Final = Resource("", "v1", "limitranges", "LimitRange", True)
+DEPLOYMENT: Final = Resource("apps", "v1", "deployments", "Deployment", True)
 STATEFUL_SET: Final = Resource("apps", "v1", "statefulsets", "StatefulSet", True)
 ENDPOINT_SLICE: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", True)
 NETWORK_POLICY: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", True)
 SERVICE_CIDR: Final = Resource("networking.k8s.io", "v1", "servicecidrs", "ServiceCIDR", False)
+NODE_POOL: Final = Resource("karpenter.sh", "v1", "nodepools", "NodePool", False)
 POD_DISRUPTION_BUDGET: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True)
 ROLE_BINDING: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", True)
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
@@ -89,10 +91,12 @@ ALL: Final = (
     CONFIG_MAP,
     RESOURCE_QUOTA,
     LIMIT_RANGE,
+    DEPLOYMENT,
     STATEFUL_SET,
     ENDPOINT_SLICE,
     NETWORK_POLICY,
     SERVICE_CIDR,
+    NODE_POOL,
     POD_DISRUPTION_BUDGET,
     ROLE_BINDING,
     LEASE,

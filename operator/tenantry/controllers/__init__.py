@@ -6,6 +6,7 @@ from tenantry.api import names
 from tenantry.cluster import (
     ADAPTER,
     ADAPTER_POOL,
+    DEPLOYMENT,
     LIMIT_RANGE,
     NAMESPACE,
     NETWORK_POLICY,
@@ -51,7 +52,15 @@ def controllers(world: World) -> list[Controller]:
     sees = EvidenceWatches(world, guard.look_now)
     world.evidence.on_news(sees.news)
     # Of ConfigMaps and ServiceAccounts only single ones are read, so that no right to all of them is needed.
-    fences = (NAMESPACE, ROLE_BINDING, RESOURCE_QUOTA, LIMIT_RANGE, NETWORK_POLICY)
+    fences = (
+        NAMESPACE,
+        ROLE_BINDING,
+        RESOURCE_QUOTA,
+        LIMIT_RANGE,
+        NETWORK_POLICY,
+        DEPLOYMENT,
+        SERVICE,
+    )
     return [
         Controller(
             "tenant",
@@ -73,6 +82,7 @@ def controllers(world: World) -> list[Controller]:
             PoolReconciler(world),
             [
                 Watch(ADAPTER_POOL, own_key),
+                Watch(TENANT, on.tenant_to_pool),
                 Watch(STATEFUL_SET, owner_pool),
                 Watch(SERVICE, owner_pool),
                 Watch(POD_DISRUPTION_BUDGET, owner_pool),

@@ -6,11 +6,13 @@ from tenantry.api import TenantSpec, names
 from tenantry.cluster import (
     ADAPTER_POOL,
     CONFIG_MAP,
+    DEPLOYMENT,
     NAMESPACE,
     NETWORK_POLICY,
     NODE,
     POD,
     ROLE_BINDING,
+    SERVICE,
     STATEFUL_SET,
     Key,
     Obj,
@@ -21,12 +23,14 @@ from tenantry.cluster import (
     uid_of,
 )
 from tenantry.cluster.client import MANAGED
-from tenantry.desired import namespace, network, nodes, quota
+from tenantry.desired import gate, gateway, namespace, network, nodepool, nodes, quota
 from tenantry.desired.tenant import derived_pool
 from tenantry.evidence import probe
 from tenantry.runtime.controller import Context
 
 from .deleting import remaining, why_it_stays
+from .networks import own_gateway_answers, own_gateway_serves
+from .nodepools import NodePools
 from .probing import left_over
 from .world import World
 
@@ -39,6 +43,7 @@ class Dedicated:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.node_pools = NodePools(world)
 
     async def ensure(self, tenant: Obj, spec: TenantSpec, ctx: Context) -> str | None:
         """Everything in place and up to date; else what is still awaited. Raises NameTaken."""
@@ -46,6 +51,7 @@ class Dedicated:
         if names.FINALIZER not in tenant["metadata"].get("finalizers", []):
             tenant = await ctx.add_finalizer(tenant)
         shortage = await self._claim(tenant, spec, ctx)
+        shortage = await self.node_pools.ensure(tenant, spec, ctx) or shortage
         await ctx.ensure(tenant, [namespace.namespace(name)])
         config = ctx.config
         binding = namespace.role_binding(
@@ -61,8 +67,14 @@ class Dedicated:
         if certificates is None:
             return f"ConfigMap `{config.release_namespace}/{names.IDENTITY_CONFIGMAP}` is awaited"
         policies = network.policies(
-            names.tenant_namespace(name), name, config.release_namespace, spec.isolation.egress
+            names.tenant_namespace(name),
+            name,
+            config.release_namespace,
+            spec.isolation.egress,
+            gated=gate.is_secured(spec),
+            own_gateway=own_gateway_serves(self.world, name, spec),
         )
+        policy = gate.policy_of(spec, config)
         fences = [
             *policies,
             namespace.service_account(name),
@@ -70,13 +82,28 @@ class Dedicated:
             namespace.identity(name, certificates.get("data") or {}),
             quota.resource_quota(name, config.quota),
             quota.limit_range(name),
+            *([] if policy is None else [gate.config_map(name, policy)]),
         ]
         await ctx.ensure(tenant, fences)
         await ctx.prune(tenant, [NETWORK_POLICY], policies)
         assert spec.dedicated is not None
         template = config.pool_templates[spec.dedicated.pool_template_ref]
         await ctx.ensure(tenant, [derived_pool(name, spec, template)])
-        return shortage
+        return shortage or await self._gateway(tenant, spec, ctx)
+
+    async def _gateway(self, tenant: Obj, spec: TenantSpec, ctx: Context) -> str | None:
+        """The tenant's own gateway, where it has one; what is awaited of it, in words."""
+        name, release = tenant["metadata"]["name"], ctx.config.release_namespace
+        wanted = []
+        if gateway.is_own(spec):
+            if ctx.config.gateway is None:
+                return "the operator must be told of the gateway's image and keys (`gateway`)"
+            wanted = gateway.render(name, release, ctx.config.gateway)
+        await ctx.ensure(tenant, wanted)
+        await ctx.prune(tenant, [DEPLOYMENT, SERVICE], wanted)
+        if not wanted or own_gateway_answers(self.world, name):
+            return None
+        return f"Deployment `{release}/{names.own_gateway(name)}` is not available yet"
 
     async def teardown(self, tenant: Obj, ctx: Context) -> str | None:
         """One step of undoing everything; what is still awaited, None when nothing of it is left.
@@ -85,7 +112,7 @@ class Dedicated:
         given back last. Nothing is touched that this very tenant does not own.
         """
         name = tenant["metadata"]["name"]
-        await ctx.prune(tenant, [ADAPTER_POOL], [])
+        await ctx.prune(tenant, [ADAPTER_POOL, DEPLOYMENT, SERVICE], [])
         pool = await ctx.live(ADAPTER_POOL, Key("", names.dedicated_pool(name)))
         if pool is not None and owned_by(pool, tenant):
             return f"AdapterPool `{names.dedicated_pool(name)}` is being deleted"
@@ -103,6 +130,9 @@ class Dedicated:
             if live is not None:
                 why = why_it_stays(live)
                 return f"namespace `{where}` is being deleted{': ' if why else ''}{why}"
+        made = await self.node_pools.remove(tenant, ctx)
+        if made is not None:
+            return made
         for node in list(self.world.store.list(NODE)):
             if nodes.holds(node, name, uid_of(tenant)):
                 await self._patch(node, nodes.release_patch(node), ctx)
@@ -134,12 +164,16 @@ class Dedicated:
         claim = nodes.Claim(
             tenant=name,
             uid=uid_of(tenant),
-            count=isolation.nodes,
+            count=isolation.nodes if isolation.node_pool_template_ref is None else 0,
             region=isolation.region,
             region_label=ctx.config.region_label,
             selector=isolation.node_selector,
         )
-        known = {node["metadata"]["name"]: node for node in self.world.store.list(NODE)}
+        known = {
+            node["metadata"]["name"]: node
+            for node in self.world.store.list(NODE)
+            if not nodepool.is_karpenters(node)
+        }
         plan = nodes.plan(claim, list(known.values()), self._busy(name))
         for taken in plan.take:
             await self._patch(known[taken], nodes.claim_patch(known[taken], name, uid_of(tenant)), ctx)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tenantry.api import Route, TenantSpec, Tier
+from tenantry.api import Route, TenantSpec, Tier, names
 from tenantry.api.tenant import LeftPlace, RouteTarget
+from tenantry.attestation.proof import GateState
 from tenantry.cluster import Key, Obj, find_condition, uid_of
+from tenantry.desired import gate, gateway
 from tenantry.desired.conditions import Verdict, progress, stall
 from tenantry.desired.conditions import wire as conditions_of
 from tenantry.desired.limits import limits_within, weight_of
@@ -17,6 +19,7 @@ from tenantry.placement.moves import PREPARE_SECONDS, Left, Phase, Place, Step
 
 from . import bindings, pods, serving
 from .clock import seconds_since
+from .networks import own_gateway_answers
 from .placements import Placement, routed_replicas
 from .serving import Serving
 from .world import World
@@ -135,6 +138,21 @@ def lacks(world: World, tenant: Obj, spec: TenantSpec, placement: Placement) -> 
                 return f"replica `{replica}` is not ready"
             if not serving.holds(world, pool, replica, adapters):
                 return f"replica `{replica}` does not hold every adapter yet"
+    return _open(world, name, spec, placement)
+
+
+def _open(world: World, tenant: str, spec: TenantSpec, placement: Placement) -> str:
+    """What of gates and of the tenant's own gateway the new place lacks."""
+    if gate.is_secured(spec):
+        for pool_name, placed in sorted(placement.pools.items()):
+            pool = world.pool(pool_name)
+            for replica in placed.replicas if pool is not None else ():
+                proof, pod = world.proofs.get(Key(pool_name, replica)), world.pod(pool, replica)
+                known = proof is not None and pod is not None and proof.pod_uid == uid_of(pod)
+                if not known or proof.state is not GateState.OPEN:
+                    return f"the gate of replica `{replica}` has not opened yet"
+    if gateway.is_own(spec) and not own_gateway_answers(world, tenant):
+        return f"the tenant's own gateway `{names.own_gateway(tenant)}` does not answer yet"
     return ""
 
 
@@ -156,7 +174,7 @@ def hold(world: World, tenant: Obj, spec: TenantSpec, in_force: Tier) -> Route |
             if (kept := [replica for replica in lane.replicas if replica in there])
         ]
         if lanes:
-            pools.append(entry.model_copy(update={"lanes": lanes}))
+            pools.append(entry.model_copy(update={"lanes": lanes, "tls": world.is_secured(pool)}))
     alive = {entry.name for entry in pools}
     models = [
         model

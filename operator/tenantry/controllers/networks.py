@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from tenantry.api import TenantSpec, names
-from tenantry.cluster import NAMESPACE, NETWORK_POLICY, NODE, SERVICE_CIDR, Key, NotFound, Obj, owned_by
-from tenantry.desired import network
+from tenantry.api import TenantSpec, Tier, names
+from tenantry.cluster import (
+    DEPLOYMENT,
+    NAMESPACE,
+    NETWORK_POLICY,
+    NODE,
+    SERVICE_CIDR,
+    Key,
+    NotFound,
+    Obj,
+    owned_by,
+)
+from tenantry.desired import gate, gateway, network
 from tenantry.desired.tenant import cluster_ranges
 from tenantry.runtime.controller import Context
 
@@ -12,6 +22,19 @@ from .world import World
 
 FRESH_SECONDS = 60.0
 """How long the list of Service ranges is believed: they change once in a cluster's life, if ever."""
+
+
+def own_gateway_serves(world: World, tenant: str, spec: TenantSpec) -> bool:
+    """Whether requests go by the tenant's own gateway: once it answers, and in tier Regulated by no other ever."""
+    if not gateway.is_own(spec):
+        return False
+    return spec.tier is Tier.REGULATED or own_gateway_answers(world, tenant)
+
+
+def own_gateway_answers(world: World, tenant: str) -> bool:
+    """Whether a pod of the tenant's own gateway is available."""
+    found = world.store.get(DEPLOYMENT, Key(world.config.release_namespace, names.own_gateway(tenant)))
+    return bool(((found or {}).get("status") or {}).get("availableReplicas"))
 
 
 class Networks:
@@ -39,7 +62,15 @@ class Networks:
         if space is None or not owned_by(space, tenant):
             return
         kept = network.permitted(spec.isolation.egress, protected)
-        policies = network.policies(where, tenant["metadata"]["name"], ctx.config.release_namespace, kept)
+        name, release = tenant["metadata"]["name"], ctx.config.release_namespace
+        policies = network.policies(
+            where,
+            name,
+            release,
+            kept,
+            gated=gate.is_secured(spec),
+            own_gateway=own_gateway_serves(self.world, name, spec),
+        )
         await ctx.ensure(tenant, policies)
         await ctx.prune(tenant, [NETWORK_POLICY], policies)
 

@@ -20,6 +20,7 @@ from tenantry.desired import engine, pool_status, revision, scaling
 from tenantry.desired.conditions import stall, wire
 from tenantry.desired.problems import SpecError
 from tenantry.desired.revision import History
+from tenantry.desired.tenant import dedicated_to
 from tenantry.runtime.controller import DONE, Context, Result
 
 from . import pods
@@ -50,14 +51,16 @@ class PoolReconciler:
         if pool is None:
             await ctx.set_status(obj, self._refused(obj))
             return DONE
-        region = None
+        dedicated = None
         if pool.tenant is not None:
             tenant = self.world.tenant(pool.tenant)
             if tenant is None or is_deleting(tenant):
                 return DONE  # the tenant's deletion takes the pool along
-            region = ((tenant.get("spec") or {}).get("isolation") or {}).get("region")
+            dedicated = self._dedicated(pool, tenant)
+            if dedicated is None:
+                return DONE  # it is not known for what: nothing runs yet
         scales = {lane.name: await self._scale(pool, lane, ctx) for lane in pool.spec.lanes}
-        facts = self._facts(pool, region, {name: scale.send for name, scale in scales.items()})
+        facts = self._facts(pool, dedicated, {name: scale.send for name, scale in scales.items()})
         histories = self._histories(pool, facts)
         objects = engine.render(pool.spec, facts, histories)
         try:
@@ -90,8 +93,20 @@ class PoolReconciler:
         await ctx.set_status(obj, self._status(pool, facts, histories))
         return Result(min(waits)) if waits else DONE
 
+    def _dedicated(self, pool: Pool, tenant: Obj) -> engine.DedicatedTo | None:
+        """For whom and how: by the tenant's spec, and as it stands while that is refused or asks for a shared tier."""
+        try:
+            spec = self.world.tenant_spec(tenant)
+        except SpecError:
+            spec = None
+        if spec is not None and spec.tier.dedicated:
+            return dedicated_to(tenant["metadata"]["name"], spec, self.world.config)
+        kept = [revision.read(self.world.workload(pool, lane.name)).current for lane in pool.spec.lanes]
+        found = [revision.asked(current) for current in kept if current is not None]
+        return next((asked.dedicated for asked in found if asked is not None), None)
+
     def _facts(
-        self, pool: Pool, region: str | None, replicas: dict[LaneName, int | None]
+        self, pool: Pool, dedicated: engine.DedicatedTo | None, replicas: dict[LaneName, int | None]
     ) -> engine.PoolFacts:
         config = self.world.config
         return engine.PoolFacts(
@@ -102,7 +117,7 @@ class PoolReconciler:
             pull_policy=config.image_pull_policy,
             region_label=config.region_label,
             replicas=replicas,
-            dedicated=None if pool.tenant is None else engine.DedicatedTo(pool.tenant, region),
+            dedicated=dedicated,
         )
 
     # what pods are made from

@@ -235,7 +235,7 @@ def _placed(
             replicas[lane.name] = found[:64]
     if not replicas:
         return None
-    return route.PlacedPool(pool.name, pool.uid, pool.namespace, pool.spec, replicas)
+    return route.PlacedPool(pool.name, pool.uid, pool.namespace, pool.spec, replicas, world.is_secured(pool))
 
 
 def _previous(old: Route | None, pool: str, lane: LaneName) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tenantry.api import Route, TenantSpec, Tier, names
-from tenantry.api.tenant import TenantModel
+from tenantry.api.tenant import GatewayPlace, TenantModel
 from tenantry.cluster import (
     TENANT,
     Key,
@@ -17,7 +17,7 @@ from tenantry.cluster import (
     is_deleting,
 )
 from tenantry.cluster.status import timestamp
-from tenantry.desired import isolation
+from tenantry.desired import gateway, isolation
 from tenantry.desired.conditions import (
     Verdict,
     no,
@@ -31,7 +31,7 @@ from tenantry.desired.conditions import (
     yes,
 )
 from tenantry.desired.limits import weight_of
-from tenantry.desired.problems import SpecError
+from tenantry.desired.problems import Problem, SpecError
 from tenantry.desired.tenant import tenant_problems
 from tenantry.placement import moves
 from tenantry.placement.moves import Left, Place, Step
@@ -43,8 +43,9 @@ from .clock import seconds_since
 from .dedicated import RIGHTS, Dedicated
 from .deleting import deleting
 from .departures import Departures
+from .gates import NOT_GATED, Gated, Gates
 from .metrics import MOVES
-from .networks import Networks
+from .networks import Networks, own_gateway_answers, own_gateway_serves
 from .placements import NOWHERE, Placement
 from .world import World
 
@@ -56,8 +57,8 @@ DELETION_SECONDS = 2.0
 DELETION_DEADLINE_SECONDS = 600.0
 
 NO_ATTESTATION = (
-    "tier Regulated needs nodes that prove what they run; this release cannot verify such proof, "
-    "and it serves the tenant on nothing less"
+    "tier Regulated needs nodes that prove what they run, and is served on nothing less: "
+    "`isolation.attestation` must name a verifier and a policy that the tier is offered"
 )
 
 
@@ -66,6 +67,7 @@ class TenantReconciler:
         self.world = world
         self.dedicated = Dedicated(world)
         self.networks = Networks(world)
+        self.gates = Gates(world)
         self.departures = Departures(world, self.dedicated)
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
@@ -82,13 +84,11 @@ class TenantReconciler:
             spec = self.world.tenant_spec(tenant)
             ranges = await self.networks.protected(ctx) if spec.tier.dedicated else []
             problems = tenant_problems(key.name, spec, ctx.config, ranges)
-            if problems:
-                if any(problem.field.startswith("isolation.egress") for problem in problems):
-                    await self.networks.narrow(tenant, spec, ranges, ctx)
-                raise SpecError(problems)
         except SpecError as error:
             return await self._refuse(tenant, "InvalidSpec", str(error), ctx)
-        if spec.tier is Tier.REGULATED:
+        if problems:
+            return await self._refuse_edit(tenant, spec, problems, ranges, ctx)
+        if spec.tier is Tier.REGULATED and spec.isolation.attestation is None:
             serves = [place.pool for place in moving.places(serving.stored_route(tenant))]
             if moving.tier_in_force(tenant) in (None, Tier.REGULATED):
                 self._withdraw(key.name)
@@ -103,7 +103,7 @@ class TenantReconciler:
         name = tenant["metadata"]["name"]
         weight = weight_of(spec.weight, ctx.config.tiers[spec.tier])
         in_force = moving.tier_in_force(tenant)
-        awaited = None
+        awaited, gated = None, NOT_GATED
         if spec.tier.dedicated:
             try:
                 awaited = await self.dedicated.ensure(tenant, spec, ctx)
@@ -111,6 +111,8 @@ class TenantReconciler:
                 return await self._refuse(tenant, "NameTaken", str(taken), ctx)
             except StillTerminating as ending:
                 awaited = str(ending)
+            else:
+                gated = await self.gates.tend(tenant, spec, ctx)
             placed = placing.dedicated(self.world, tenant, spec, weight)
         else:
             placed = placing.shared(self.world, name, spec, weight)
@@ -122,11 +124,11 @@ class TenantReconciler:
         own = [names.dedicated_pool(name)] if spec.tier.dedicated else []
         left = self._left_behind(tenant, before, [*after, *placed.placement.pools, *own])
         steps = await self.departures.step(tenant, left, ctx)
-        status = self._status(tenant, spec, placed, now, awaited)
-        wait = HELD_SECONDS if now.held else None
+        status = self._status(tenant, spec, placed, now, awaited, gated=gated)
+        waits = [wait for wait in (gated.after, HELD_SECONDS if now.held else None) if wait is not None]
         if awaited is not None:
-            wait = RIGHTS_SECONDS if awaited == RIGHTS else AWAIT_SECONDS
-        written, result = await self._finish(tenant, status, steps, ctx, wait)
+            waits.append(RIGHTS_SECONDS if awaited == RIGHTS else AWAIT_SECONDS)
+        written, result = await self._finish(tenant, status, steps, ctx, min(waits, default=None))
         if flipped and written and in_force is not None:
             MOVES.labels(in_force.value, spec.tier.value).inc()
             note = f"{in_force} -> {spec.tier}: served by {', '.join(f'`{pool}`' for pool in after)}"
@@ -142,13 +144,37 @@ class TenantReconciler:
             before = [*before, Place(names.dedicated_pool(name), uid, names.tenant_namespace(name))]
         return moves.leaving(moving.left_places(tenant), before, staying, timestamp())
 
+    async def _refuse_edit(
+        self,
+        tenant: Obj,
+        spec: TenantSpec,
+        problems: Sequence[Problem],
+        protected: list[tuple[str, str]],
+        ctx: Context,
+    ) -> Result:
+        """What runs goes on as before the edit: proven anew when that is due, and never more open than is allowed."""
+        fields = [problem.field for problem in problems]
+        if any(field.startswith("isolation.egress") for field in fields):
+            await self.networks.narrow(tenant, spec, protected, ctx)
+        gated = NOT_GATED
+        if not any(field.startswith(("isolation.attestation", "tier")) for field in fields):
+            gated = await self.gates.tend(tenant, spec, ctx)
+        return await self._refuse(tenant, "InvalidSpec", str(SpecError(problems)), ctx, wait=gated.after)
+
     async def _refuse(
-        self, tenant: Obj, reason: str, message: str, ctx: Context, left: Sequence[Left] | None = None
+        self,
+        tenant: Obj,
+        reason: str,
+        message: str,
+        ctx: Context,
+        left: Sequence[Left] | None = None,
+        *,
+        wait: float | None = None,
     ) -> Result:
         """Say what is wrong with the spec. What is served goes on, and what was left before is emptied."""
         known = moving.left_places(tenant) if left is None else left
         steps = await self.departures.step(tenant, known, ctx)
-        _, result = await self._finish(tenant, self._refused(tenant, reason, message), steps, ctx)
+        _, result = await self._finish(tenant, self._refused(tenant, reason, message), steps, ctx, wait)
         return result
 
     async def _finish(
@@ -190,6 +216,8 @@ class TenantReconciler:
         placed: placing.Placing,
         now: serving.Serving,
         awaited: str | None,
+        *,
+        gated: Gated,
     ) -> Obj:
         stored = tenant.get("status") or {}
         in_force = spec.tier.value if now.route is not None and now.moved else stored.get("tier")
@@ -198,14 +226,25 @@ class TenantReconciler:
         status: Obj = {
             "placement": self._placement(placed.placement, now.route if now.held else None),
             "isolation": isolation.guarantees(tier, self._rendered(now, awaited), seen),
-            "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited, seen=seen)),
+            "conditions": wire(self._verdicts(tenant, spec, placed, now, awaited, seen=seen, gated=gated)),
         }
         if now.route is not None:
-            status["route"] = now.route.wire()
-            status["endpoint"] = self._endpoint(now.route)
+            served = now.route if now.held else self._by_its_gateway(tenant, spec, now.route)
+            status["route"] = served.wire()
+            status["endpoint"] = self._endpoint(served, tenant["metadata"]["name"])
             if in_force:
                 status["tier"] = in_force
         return status
+
+    def _by_its_gateway(self, tenant: Obj, spec: TenantSpec, route: Route) -> Route:
+        own = own_gateway_serves(self.world, tenant["metadata"]["name"], spec)
+        return route.model_copy(update={"gateway": GatewayPlace.DEDICATED if own else GatewayPlace.SHARED})
+
+    def _reached(self, tenant: Obj, spec: TenantSpec, now: serving.Serving) -> bool:
+        """Whether the gateway that the route names answers. Of a held route that was so before."""
+        name = tenant["metadata"]["name"]
+        own = not now.held and own_gateway_serves(self.world, name, spec)
+        return not own or own_gateway_answers(self.world, name)
 
     def _placement(self, placement: Placement, held: Route | None) -> list[Obj]:
         """Where the tenant is placed, and where it is served until that place is complete."""
@@ -222,8 +261,11 @@ class TenantReconciler:
                 entries.append({**entry, "replicas": list(place.replicas)[:128]})
         return sorted(entries, key=lambda entry: str(entry["pool"]))
 
-    def _endpoint(self, route: Route) -> Obj:
-        return {"url": self.world.config.gateway_url, "models": [model.name for model in route.models]}
+    def _endpoint(self, route: Route, tenant: str) -> Obj:
+        url = self.world.config.gateway_url
+        if route.gateway is GatewayPlace.DEDICATED:
+            url = gateway.url(tenant, self.world.config.release_namespace)
+        return {"url": url, "models": [model.name for model in route.models]}
 
     def _rendered(self, now: serving.Serving, awaited: str | None) -> bool:
         return now.held or (now.route is not None and now.moved and awaited is None)
@@ -237,6 +279,7 @@ class TenantReconciler:
         awaited: str | None,
         *,
         seen: Mapping[str, isolation.Observation],
+        gated: Gated,
     ) -> list[Verdict]:
         tier = _tier_of(spec, now)
         verdicts = [self._placed(placed), _network(tier, awaited, seen), _suspended(spec)]
@@ -245,10 +288,10 @@ class TenantReconciler:
         stored = tenant.get("status") or {}
         if spec.suspend:
             summary = no("Ready", "Suspended", "`suspend` is true: the gateway refuses every request")
-            going = self._progress(tenant, placed, now, awaited) if now.held else settled()
+            going = self._progress(tenant, placed, now, awaited, gated=gated) if now.held else settled()
             return [*verdicts, summary, *going]
-        progressing = self._progress(tenant, placed, now, awaited)
-        if now.ready and not now.unserved:
+        progressing = self._progress(tenant, placed, now, awaited, gated=gated)
+        if now.ready and not now.unserved and self._reached(tenant, spec, now):
             return [*verdicts, yes("Ready", "Serving", _serves(now.route)), *progressing]
         reconciling, stalled = progressing
         why = stalled if stalled.status == "True" else reconciling
@@ -262,15 +305,17 @@ class TenantReconciler:
         return no("Placed", "NotPlaced", _objections(placed))
 
     def _progress(
-        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None
+        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None, *, gated: Gated
     ) -> tuple[Verdict, Verdict]:
-        arriving = self._arriving(tenant, placed, now, awaited)
+        arriving = self._arriving(tenant, placed, now, awaited, gated=gated)
         return arriving if not now.held else moving.preparing(tenant, now, *arriving)
 
     def _arriving(
-        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None
+        self, tenant: Obj, placed: placing.Placing, now: serving.Serving, awaited: str | None, *, gated: Gated
     ) -> tuple[Verdict, Verdict]:
         """Whether everything runs where the spec wants it."""
+        if gated.halted is not None:
+            return stall(*gated.halted)
         if awaited is not None:
             return progress("Provisioning", awaited)
         homeless = [alias for alias in placed.objections if alias not in placed.placement.models]
@@ -278,6 +323,8 @@ class TenantReconciler:
             return stall("NoPool", _objections(placed))
         if placed.too_large:
             return stall("TooLarge", placed.too_large)
+        if gated.waiting is not None and not now.ready:
+            return progress("Attesting", gated.waiting)
         if placed.objections:
             return progress("NoReplicas", _objections(placed))
         if now.missing:
@@ -320,7 +367,10 @@ class TenantReconciler:
             ready = not_ready(stored, reason, message, provisioning=False)
             status.pop("tier", None)
         else:
-            status |= {"route": route.wire(), "endpoint": self._endpoint(route)}
+            status |= {
+                "route": route.wire(),
+                "endpoint": self._endpoint(route, tenant["metadata"]["name"]),
+            }
             ready = yes("Ready", "ServesEarlierSpec", "served as before the last edit, which is refused")
         others = [
             Verdict(kind, found["status"], found["reason"], found.get("message", ""))

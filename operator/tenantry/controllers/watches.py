@@ -88,6 +88,15 @@ class Watches:
             concerned |= self.world.links.with_egress
         return _tenants(concerned)
 
+    # pool keys
+
+    def tenant_to_pool(self, old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:
+        """The pool of a dedicated tenant is rendered by the tenant's spec too."""
+        spec = (new or {}).get("spec") or {}
+        if not _spec_changed(old, new) or "dedicated" not in spec:
+            return ()
+        return (Key("", names.dedicated_pool((new or {})["metadata"]["name"])),)
+
     # replica keys
 
     def pod_to_replica(self, old: Obj | None, new: Obj | None, store: Store) -> Iterable[Key]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tenantry.api import AdapterPoolSpec, AdapterSpec, OperatorConfig, TenantSpec, names
 from tenantry.api.common import Model
 from tenantry.api.pool import LaneName
+from tenantry.attestation.proof import Proof
 from tenantry.cluster import (
     ADAPTER,
     ADAPTER_POOL,
@@ -27,7 +28,7 @@ from tenantry.cluster import (
     key_of,
     uid_of,
 )
-from tenantry.desired import older
+from tenantry.desired import gate, older
 from tenantry.desired.problems import Problem, SpecError
 from tenantry.engines import FetcherClient, Replica, TenantryDriver
 from tenantry.engines.base import EngineDriver
@@ -125,12 +126,15 @@ class World:
         self.observations = Observations()
         self.evidence = Evidence(setup.config, setup.signer)
         self.links = Links()
+        self.proofs: dict[Key, Proof] = {}
+        """Gates of replicas, by `Key(pool, replica)`, as they were last heard."""
         self._rests: dict[Key, float] = {}
         self.leaving: set[Key] = set()
         self.retiring: set[Key] = set()
         self.driver: EngineDriver | None = None
         self.fetcher: FetcherClient | None = None
-        self.http: httpx.AsyncClient = new_client()
+        trust = setup.trust
+        self.http: httpx.AsyncClient = new_client(credentials=None if trust is None else trust.credentials)
         # Where gateways tell their metrics; None: wherever the endpoints of their Service are.
         self.gateway_urls: list[str] | None = None
         self.retire_seconds = RETIRE_SECONDS
@@ -245,13 +249,28 @@ class World:
 
     def peer(self, pool: Pool, replica: str, ip: str) -> Replica:
         """The replica as drivers and the fetcher address it."""
-        host = f"[{ip}]" if ":" in ip else ip
-        return Replica(f"{pool.namespace}/{replica}", f"http://{host}:{names.ENGINE_ADMIN_PORT}", pool.uid)
+        scheme = "https" if self.is_secured(pool) else "http"
+        url = f"{scheme}://{_host(ip)}:{names.ENGINE_ADMIN_PORT}"
+        return Replica(f"{pool.namespace}/{replica}", url, pool.uid)
+
+    def gate(self, pool: Pool, replica: str, ip: str) -> str:
+        """Where the gate of the replica's pod listens."""
+        return f"http://{_host(ip)}:{names.ENGINE_GATE_PORT}"
+
+    def is_secured(self, pool: Pool) -> bool:
+        """Whether the pool's engines are reached by mutual TLS: as they are written, not as the tenant asks by now."""
+        if pool.tenant is None:
+            return False
+        workloads = (self.workload(pool, lane.name) for lane in pool.spec.lanes)
+        return any(gate.stands(workload["spec"]["template"]["spec"]) for workload in workloads if workload)
+
+    def wall_clock(self) -> float:
+        """Unix seconds, for what outlives this process: certificates and proofs."""
+        return time.time()
 
     def gateway_url(self, pod: Obj) -> str:
         """Where a gateway answers the cluster's own questions."""
-        ip = str(pods.address(pod))
-        return f"http://{f'[{ip}]' if ':' in ip else ip}:{names.METRICS_PORT}"
+        return f"http://{_host(str(pods.address(pod)))}:{names.METRICS_PORT}"
 
     # what a probe is compared with
 
@@ -291,6 +310,10 @@ class World:
     def wake_pool(self, pool: str) -> None:
         """For its counts only, so not at once."""
         self.setup.enqueue("pool", Key("", pool), after=2.0)
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
 
 
 def _references(tenant: Obj | None) -> frozenset[Key]:

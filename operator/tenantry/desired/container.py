@@ -29,7 +29,8 @@ def model_path(spec: AdapterPoolSpec) -> str:
     source = spec.base_model.source
     if source.image is not None:
         return source.image.path
-    path = source.pvc.path.strip("/") if source.pvc is not None else ""
+    mounted = source.pvc or source.image_volume
+    path = mounted.path.strip("/") if mounted is not None else ""
     return f"{CLAIM_DIR}/{path}".rstrip("/")
 
 
@@ -128,7 +129,7 @@ def probes() -> Obj:
 
 def claim_mount(spec: AdapterPoolSpec) -> list[Obj]:
     """Of the volume with the model, where there is one."""
-    if spec.base_model.source.pvc is None:
+    if spec.base_model.source.image is not None:
         return []
     return [{"name": "model", "mountPath": CLAIM_DIR, "readOnly": True}]
 
@@ -146,4 +147,7 @@ def volumes(spec: AdapterPoolSpec) -> list[Obj]:
     if spec.base_model.source.pvc is not None:
         claim = spec.base_model.source.pvc.claim_name
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if spec.base_model.source.image_volume is not None:
+        reference = spec.base_model.source.image_volume.reference
+        volumes.append({"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}})
     return volumes

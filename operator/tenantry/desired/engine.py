@@ -12,7 +12,7 @@ from typing import Final
 from tenantry.api import names
 from tenantry.api.pool import AdapterPoolSpec, EngineType, Lane, LaneName, Spread
 
-from . import container, vllm
+from . import container, gate, vllm
 from .namespace import ENGINE_SERVICE_ACCOUNT
 from .objects import ENGINE_COMPONENT, Obj, metadata
 from .revision import ANNOTATION, Asked, DedicatedTo, History
@@ -179,6 +179,11 @@ def _pod(spec: AdapterPoolSpec, facts: PoolFacts, lane: Lane) -> Obj:
         pod["serviceAccountName"] = ENGINE_SERVICE_ACCOUNT
         tolerations.append({"key": names.NODE_TAINT, "operator": "Equal", "value": facts.dedicated.tenant})
         pod["affinity"] = {"nodeAffinity": _affinity(facts.region_label, facts.dedicated)}
+        if facts.dedicated.runtime_class is not None:
+            pod["runtimeClassName"] = facts.dedicated.runtime_class
+        if facts.dedicated.gate_image is not None:
+            attested = facts.dedicated.attested
+            gate.attach(pod, facts.dedicated.gate_image, facts.pull_policy, facts.uid, attested=attested)
     if tolerations:
         pod["tolerations"] = tolerations
     return pod

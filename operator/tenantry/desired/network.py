@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tenantry.api import names
@@ -12,6 +12,7 @@ from .objects import (
     FETCHER_COMPONENT,
     GATEWAY_COMPONENT,
     OPERATOR_COMPONENT,
+    OWN_GATEWAY_COMPONENT,
     Obj,
     metadata,
 )
@@ -73,8 +74,23 @@ def _overlap(one: Network, other: Network) -> bool:
     return False
 
 
-def policies(namespace: str, tenant: str, release_namespace: str, egress: Sequence[str]) -> list[Obj]:
-    """Default deny in both directions, the release's own callers in, the listed networks out."""
+def policies(
+    namespace: str,
+    tenant: str,
+    release_namespace: str,
+    egress: Sequence[str],
+    *,
+    gated: bool = False,
+    own_gateway: bool = False,
+) -> list[Obj]:
+    """Default deny in both directions, the release's own callers in, the listed networks out.
+
+    `gated`: the operator reaches the gates of the tenant's pods too. `own_gateway`: the tenant's own gateway calls its
+    engines, and no other does.
+    """
+    gateway = _release_pods(release_namespace, GATEWAY_COMPONENT)
+    if own_gateway:
+        gateway = _release_pods(release_namespace, OWN_GATEWAY_COMPONENT, {names.TENANT_LABEL: tenant})
     labels = {names.TENANT_LABEL: tenant}
     denied: Obj = {
         "apiVersion": "networking.k8s.io/v1",
@@ -91,7 +107,7 @@ def policies(namespace: str, tenant: str, release_namespace: str, egress: Sequen
             "policyTypes": ["Ingress"],
             "ingress": [
                 {
-                    "from": [_release_pods(release_namespace, GATEWAY_COMPONENT)],
+                    "from": [gateway],
                     "ports": [_port(names.ENGINE_PORT), _port(names.ENGINE_ADMIN_PORT)],
                 },
                 {
@@ -104,6 +120,13 @@ def policies(namespace: str, tenant: str, release_namespace: str, egress: Sequen
             ],
         },
     }
+    if gated:
+        ingress["spec"]["ingress"].append(
+            {
+                "from": [_release_pods(release_namespace, OPERATOR_COMPONENT)],
+                "ports": [_port(names.ENGINE_GATE_PORT)],
+            }
+        )
     if not egress:
         return [denied, ingress]
     outward: Obj = {
@@ -119,10 +142,10 @@ def policies(namespace: str, tenant: str, release_namespace: str, egress: Sequen
     return [denied, ingress, outward]
 
 
-def _release_pods(namespace: str, component: str) -> Obj:
+def _release_pods(namespace: str, component: str, labels: Mapping[str, str] | None = None) -> Obj:
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "podSelector": {"matchLabels": {names.COMPONENT_LABEL: component}},
+        "podSelector": {"matchLabels": {names.COMPONENT_LABEL: component, **(labels or {})}},
     }
 
 

@@ -13,6 +13,7 @@ ENGINE_COMPONENT: Final = "engine"
 GATEWAY_COMPONENT: Final = "gateway"
 OPERATOR_COMPONENT: Final = "operator"
 FETCHER_COMPONENT: Final = "fetcher"
+OWN_GATEWAY_COMPONENT: Final = "own-gateway"
 
 
 def metadata(name: str, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> Obj:

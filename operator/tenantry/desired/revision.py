@@ -25,10 +25,13 @@ ANNOTATION: Final = "tenantry.dev/history"
 
 @dataclass(frozen=True)
 class DedicatedTo:
-    """The tenant whose nodes and namespace the pool runs in."""
+    """The tenant whose nodes and namespace the pool runs in. `gate_image`: of the gate before the engine, if any."""
 
     tenant: str
     region: str | None
+    runtime_class: str | None = None
+    gate_image: str | None = None
+    attested: bool = False
 
 
 class Asked(Model):
@@ -130,14 +133,21 @@ def fail(history: History, asked: Asked, why: str) -> History:
     return History(history.stable, history.stable, asked.wire(), why)
 
 
-def same(kept: Obj | None, asked: Asked) -> bool:
+def same(kept: Obj | None, wanted: Asked) -> bool:
     """Whether that was asked before, as this release reads it."""
-    if kept is None:
-        return False
+    return kept is not None and _read(kept) == wanted
+
+
+def asked(current: Revision) -> Asked | None:
+    """What a revision was made of, as this release reads it; None where it cannot."""
+    return _read(current.asked)
+
+
+def _read(kept: Obj) -> Asked | None:
     try:
-        return Asked.model_validate(kept, extra="ignore") == asked
+        return Asked.model_validate(kept, extra="ignore")
     except ValidationError:
-        return False
+        return None
 
 
 def _revision(wire: Any) -> Revision | None:

@@ -29,6 +29,7 @@ class PlacedPool:
     namespace: str
     spec: AdapterPoolSpec
     replicas: Mapping[LaneName, tuple[str, ...]]
+    tls: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _pool(pool: PlacedPool) -> RoutePool:
         for lane in pool.spec.lanes
         if pool.replicas.get(lane.name)
     ]
-    return RoutePool(name=pool.name, uid=pool.uid, namespace=pool.namespace, lanes=lanes)
+    return RoutePool(name=pool.name, uid=pool.uid, namespace=pool.namespace, tls=pool.tls, lanes=lanes)
 
 
 def routable(

@@ -11,9 +11,10 @@ from tenantry.api import names
 from tenantry.api.common import Tier
 from tenantry.api.config import OperatorConfig
 from tenantry.api.pool import AdapterPoolSpec
-from tenantry.api.tenant import TenantSpec
+from tenantry.api.tenant import Isolation, TenantSpec
 
-from .engine import MAX_WORKLOAD_NAME
+from . import gate, gateway, nodepool
+from .engine import MAX_WORKLOAD_NAME, DedicatedTo
 from .limits import limit_problems
 from .network import egress_problems
 from .objects import Obj, metadata
@@ -38,6 +39,9 @@ def tenant_problems(
     if spec.tier.dedicated:
         problems += _dedicated_problems(name, spec, config)
         problems += egress_problems(spec.isolation.egress, protected)
+        problems += gate.problems(spec, config)
+        problems += gateway.problems(spec, config)
+        problems += nodepool.problems(spec, config)
     else:
         problems += _shared_problems(spec)
     return problems
@@ -96,7 +100,7 @@ def _shared_problems(spec: TenantSpec) -> list[Problem]:
             Problem("dedicated", f"must be absent in tier {spec.tier.value}: it belongs to Enterprise")
         )
     isolation = spec.isolation
-    if isolation.egress or isolation.node_selector or isolation.region is not None:
+    if isolation != Isolation():
         problems.append(
             Problem(
                 "isolation",
@@ -146,6 +150,18 @@ def _dedicated_problems(name: str, spec: TenantSpec, config: OperatorConfig) -> 
                 Problem(f"models[{index}].poolRef", "must be absent in a dedicated tier: the pool is its own")
             )
     return problems
+
+
+def dedicated_to(tenant: str, spec: TenantSpec, config: OperatorConfig) -> DedicatedTo:
+    """What the rendering of a dedicated tenant's pool must know of the tenant."""
+    isolation = spec.isolation
+    return DedicatedTo(
+        tenant,
+        isolation.region,
+        isolation.runtime_class_name,
+        (config.gate_image or config.engine_image) if gate.is_secured(spec) else None,
+        attested=isolation.attestation is not None,
+    )
 
 
 def derived_pool(tenant: str, spec: TenantSpec, template: AdapterPoolSpec) -> Obj:

@@ -115,7 +115,7 @@ def agent_arguments(spec: AdapterPoolSpec, place: Place, lane: Lane) -> list[str
         *("--data-dir", DATA_DIR),
         *("--slots", str(lane.slots)),
     ]
-    if spec.base_model.source.pvc is not None:
+    if spec.base_model.source.image is None:
         args += ["--model", model_path(spec)]
     if spec.base_model.digest is not None:
         args += ["--model-digest", spec.base_model.digest]

@@ -8,7 +8,9 @@ from typing import TypeVar
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from tenantry.api import names
 from tenantry.api.identity import Signer
+from tenantry.api.tls import Credentials
 
 from .base import INVALID_ANSWER, TIMEOUT, UNREACHABLE, EngineError
 
@@ -19,14 +21,25 @@ DEFAULT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 T = TypeVar("T")
 
 
-def new_client(timeout: httpx.Timeout = DEFAULT_TIMEOUT) -> httpx.AsyncClient:
-    """A client for peers inside the cluster: no proxies from the environment, no redirects."""
+def new_client(
+    timeout: httpx.Timeout = DEFAULT_TIMEOUT, credentials: Credentials | None = None
+) -> httpx.AsyncClient:
+    """A client for peers inside the cluster: no proxies from the environment, no redirects.
+
+    `credentials`: what it shows, and whom it believes, where a peer's URL is `https`.
+    """
     return httpx.AsyncClient(
+        verify=True if credentials is None else credentials.client(),
         timeout=timeout,
         follow_redirects=False,
         trust_env=False,
         limits=httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30.0),
     )
+
+
+def expects(url: str, audience: str) -> dict[str, str]:
+    """httpx extensions of a request: by TLS, the peer's certificate must be for the name of its audience."""
+    return {"sni_hostname": names.tls_name(audience)} if url.startswith("https://") else {}
 
 
 async def call(
@@ -50,7 +63,9 @@ async def call(
     status: int | None = None
     raw = bytearray()
     try:
-        async with client.stream(method, base.rstrip("/") + path, content=body, headers=headers) as response:
+        async with client.stream(
+            method, base.rstrip("/") + path, content=body, headers=headers, extensions=expects(base, audience)
+        ) as response:
             status = response.status_code
             async for chunk in response.aiter_bytes():
                 raw += chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tenantry.api.common import Digest, DnsLabel, DnsSubdomain, Model
 from tenantry.api.identity import IdentityError
+from tenantry.api.tls import Credentials
 from tenantry.engines.base import Replica
 from tenantry.engines.fetcher import (
     TRANSFERS_PATH,
@@ -82,12 +84,15 @@ class TransferRequest(Model):
         return Pull(self.digest, self.source, self.namespace or "", self.secret_ref or "", verification)
 
 
-def create_app(auth: Authenticator, transfers: Transfers) -> FastAPI:
-    """The ASGI application. Closes the transfers when it shuts down."""
+def create_app(auth: Authenticator, transfers: Transfers, credentials: Credentials | None = None) -> FastAPI:
+    """The ASGI application. Takes new `credentials` as they come; closes the transfers when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watching = None if credentials is None else asyncio.create_task(credentials.watch())
         yield
+        if watching is not None:
+            watching.cancel()
         await transfers.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)

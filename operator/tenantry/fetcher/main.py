@@ -14,6 +14,8 @@ from fastapi import FastAPI
 
 from tenantry.api import names
 from tenantry.api.identity import IdentityError, Signer
+from tenantry.api.tls import Credentials
+from tenantry.engines.http import new_client
 
 from .app import create_app
 from .auth import Authenticator
@@ -32,6 +34,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--port", type=int, default=names.FETCHER_PORT)
     p.add_argument("--identity-key", type=Path, required=True, help="Ed25519 private key (PEM)")
     p.add_argument("--identity-dir", type=Path, required=True, help="folder with the certificates of callers")
+    p.add_argument(
+        "--certificates-dir",
+        type=Path,
+        help="folder with fetcher.crt and ca.pem: for engines with mutual TLS",
+    )
     p.add_argument("--cache-dir", type=Path, required=True)
     p.add_argument("--cache-bytes", type=int, default=20 << 30, help="the cache's limit (default 20 GiB)")
     p.add_argument("--max-bytes", type=int, default=2 << 30, help="an adapter's limit (default 2 GiB)")
@@ -72,9 +79,11 @@ def build(options: argparse.Namespace) -> FastAPI:
     """The application of the given flags. Raises ValueError, IdentityError or OSError."""
     policy = OriginPolicy.build(options.allow_origin, options.plain_http, options.allow_private)
     signer = Signer.load(names.FETCHER_ISSUER, options.identity_key)
-    client = httpx.AsyncClient(
-        timeout=httpx.Timeout(60.0, connect=3.0), follow_redirects=False, trust_env=False
-    )
+    credentials = None
+    if options.certificates_dir is not None:
+        folder = options.certificates_dir
+        credentials = Credentials(folder / "fetcher.crt", options.identity_key, folder / names.AUTHORITY_FILE)
+    client = new_client(httpx.Timeout(60.0, connect=3.0), credentials)
     secrets = None
     if options.read_secrets:
         from .secrets import Secrets
@@ -92,7 +101,7 @@ def build(options: argparse.Namespace) -> FastAPI:
         Pusher(signer, client),
         Cache(options.cache_dir, options.cache_bytes),
     )
-    return create_app(Authenticator(options.identity_dir), transfers)
+    return create_app(Authenticator(options.identity_dir), transfers, credentials)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

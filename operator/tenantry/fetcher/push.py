@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from tenantry.api.identity import Signer
+from tenantry.engines.http import expects
 
 from .errors import printable
 
@@ -42,7 +43,9 @@ class Pusher:
             "content-length": str(blob.stat().st_size),
         }
         try:
-            response = await self._client.put(url + path, content=_chunks(blob), headers=headers)
+            response = await self._client.put(
+                url + path, content=_chunks(blob), headers=headers, extensions=expects(url, audience)
+            )
         except httpx.TimeoutException as error:
             raise PushError("Timeout", f"no answer in time ({type(error).__name__})") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from tenantry.api import OperatorConfig
 from tenantry.api.identity import Signer
+from tenantry.attestation.trust import Trust
 from tenantry.cluster import Client, Key, Obj, Recorder, Resource
 
 from .store import Store
@@ -49,6 +50,7 @@ class Setup:
     signer: Signer | None
     enqueue: Enqueue
     fence: Callable[[], Fence]
+    trust: Trust | None = None
 
 
 class Context(Protocol):

@@ -21,6 +21,8 @@ from yaml import YAMLError
 from tenantry.api import OperatorConfig
 from tenantry.api.identity import IdentityError, Signer, Verifier, key_id
 from tenantry.api.names import METRICS_PORT, OPERATOR_ISSUER
+from tenantry.attestation.authority import Authority, AuthorityError
+from tenantry.attestation.trust import Trust
 from tenantry.cluster import ApiError, Client, Recorder
 
 from . import logs
@@ -50,6 +52,7 @@ class Options:
     kubeconfig: Path | None
     metrics_port: int
     resync_seconds: float | None
+    authority_dir: Path | None = None
 
 
 Build = Callable[[Setup], list[Controller]]
@@ -98,6 +101,17 @@ def load_signer(options: Options) -> Signer | None:
     return signer
 
 
+def load_trust(options: Options, config: OperatorConfig) -> Trust | None:
+    """The authority that signs certificates for mutual TLS, where one is given."""
+    if options.authority_dir is None or options.identity_key is None:
+        return None
+    try:
+        authority = Authority.load(options.authority_dir)
+        return Trust.make(authority, options.identity_key, config.certificate_seconds, time.time())
+    except (AuthorityError, IdentityError, OSError) as error:
+        raise StartError(f"`--authority-dir` cannot be used: {error}") from error
+
+
 def build_controllers(setup: Setup) -> list[Controller]:
     """The controllers of this release."""
     module = importlib.import_module("tenantry.controllers")
@@ -124,7 +138,8 @@ async def _operate(
     hub = Hub(Store())
     leadership = Leadership(options.kubeconfig, config.release_namespace)
     recorder = Recorder(client, instance=leadership.me)
-    setup = Setup(client, hub.store, config, recorder, signer, hub.enqueue, leadership.fence)
+    trust = load_trust(options, config)
+    setup = Setup(client, hub.store, config, recorder, signer, hub.enqueue, leadership.fence, trust)
     for controller in build(setup):
         hub.register(controller)
     client.on_object, client.on_gone = hub.answered, hub.left
@@ -198,6 +213,9 @@ def parse(arguments: list[str] | None = None) -> Options:
         "--identity-key", type=Path, help="Ed25519 private key (PEM) that signs what replicas are told"
     )
     parser.add_argument("--identity-dir", type=Path, help="folder of the certificates that all parts hold")
+    parser.add_argument(
+        "--authority-dir", type=Path, help="folder with tls.crt and tls.key that sign certificates"
+    )
     parser.add_argument("--namespace", help="release namespace; overrides the configuration")
     parser.add_argument("--kubeconfig", type=Path, help="outside of a cluster: how to reach the API server")
     parser.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="/healthz, /readyz, /metrics")

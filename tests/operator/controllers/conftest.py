@@ -20,10 +20,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tenantry.api import OperatorConfig, names
 from tenantry.api.identity import Signer
+from tenantry.attestation.trust import Trust
 from tenantry.cluster import (
     ADAPTER,
     ADAPTER_POOL,
     NAMESPACE,
+    NODE,
     POD,
     STATEFUL_SET,
     TENANT,
@@ -62,11 +64,16 @@ class LabWorld(World):
 
     fleet: Fleet
 
+    gates: dict[str, str]
+
     def peer(self, pool: Pool, replica: str, ip: str) -> Replica:
         return Replica(f"{pool.namespace}/{replica}", self.fleet.url(replica), pool.uid)
 
     def gateway_url(self, pod: Obj) -> str:
         return f"http://127.0.0.1:{self.fleet.port}/gateways/{pod['metadata']['name']}"
+
+    def gate(self, pool: Pool, replica: str, ip: str) -> str:
+        return self.gates.get(replica, "http://127.0.0.1:9")
 
 
 class Operator:
@@ -96,10 +103,12 @@ class Operator:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         client = await Client.connect(self.lab.kubeconfig, backoff_seconds=0.01)
         hub = Hub(Store())
-        signer = Signer(names.OPERATOR_ISSUER, self.lab.signing_key)
+        signer = Signer(names.OPERATOR_ISSUER, self.lab.identity)
         recorder = Recorder(client)
-        setup = Setup(client, hub.store, self.lab.config, recorder, signer, hub.enqueue, self._fence)
+        config, trust = self.lab.config, self.lab.trust
+        setup = Setup(client, hub.store, config, recorder, signer, hub.enqueue, self._fence, trust)
         self.world = LabWorld(setup)
+        self.world.gates = self.lab.gates
         self.world.fleet = self.lab.fleet
         self.world.retire_seconds = GRACE_SECONDS
         self.world.gateway_urls = [f"http://127.0.0.1:{self.lab.fleet.port}/gateway"]
@@ -153,8 +162,12 @@ class Lab:
         self.foreign: set[str] = set()
         self.broken_on: dict[str, dict[str, str]] = {}
         self.operator: Operator | None = None
+        self.identity = Ed25519PrivateKey.generate()
+        self.trust: Trust | None = None
+        self.gates: dict[str, str] = {}
+        self.scheduled: dict[str, str] = {}
+        """Pod -> the node that a scheduler would choose; a cordon keeps it from coming back."""
         self._revisions: dict[str, str] = {}
-        self.signing_key = Ed25519PrivateKey.generate()
 
     # operator
 
@@ -314,14 +327,19 @@ class Lab:
     async def _run_pod(self, workload: Obj, name: str, revision: str) -> None:
         namespace = workload["metadata"]["namespace"]
         pod = await self.client.get(POD, Key(namespace, name))
+        node = self.scheduled.get(name)
+        if node is not None and await self._held_up(pod, node):
+            return
         if pod is None:
             template = workload["spec"]["template"]
             owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": workload["metadata"]["name"],
                      "uid": workload["metadata"]["uid"], "controller": True}  # fmt: skip
             labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
             meta = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]}
+            spec = {**template["spec"], **({"nodeName": node} if node else {})}
+            spec.pop("runtimeClassName", None)  # whose object no test here makes
             pod = await self.client.create(
-                {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+                {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
             )
             args = template["spec"]["containers"][0]["args"]
             served = args[args.index("--model-name") + 1]
@@ -336,6 +354,16 @@ class Lab:
         ]
         if current != [ready]:
             await self.set_pod(pod, ready=ready == "True", restarts=3 if crashes else 0)
+
+    async def _held_up(self, pod: Obj | None, node: str) -> bool:
+        """Whether the pod has to wait: for its end, which a kubelet confirms, or for a node that is cordoned."""
+        if pod is not None and pod["metadata"].get("deletionTimestamp"):
+            meta = pod["metadata"]
+            path = POD.path(meta["namespace"], meta["name"])
+            await self.client.transport.request("DELETE", path, body={"gracePeriodSeconds": 0})
+            return True
+        live = await self.client.get(NODE, Key("", node))
+        return pod is None and bool((live or {}).get("spec", {}).get("unschedulable"))
 
     async def set_pod(
         self, pod: Obj, *, ready: bool, container: str | None = None, restarts: int = 0

@@ -52,16 +52,44 @@ def test_dedicated_pool_golden(pool_spec: AdapterPoolSpec) -> None:
     check("dedicated-pool.yaml", engine.render(pool_spec, dedicated))
 
 
+def test_gated_pool_golden(pool_spec: AdapterPoolSpec) -> None:
+    to = engine.DedicatedTo("oak", None, "kata", "registry.example/operator:1", attested=True)
+    check(
+        "gated-pool.yaml",
+        engine.render(pool_spec, facts(name="tenant-oak", namespace="tenant-oak", dedicated=to)),
+    )
+
+
+def test_the_gate_and_the_engine_understand_every_argument(pool_spec: AdapterPoolSpec) -> None:
+    from tenantry.attestation.door import parser as gates_parser
+    from tenantry_engine.options import parser
+
+    for attested in (True, False):
+        to = engine.DedicatedTo("oak", None, None, "gate:1", attested=attested)
+        pod = pods(engine.render(pool_spec, facts(dedicated=to)))[0]
+        [gate] = pod["initContainers"]
+        options = gates_parser().parse_args(gate["args"])
+        assert (options.audience, options.port, options.policy is not None) == ("0f0e-pool", 8002, attested)
+        check_command = gate["startupProbe"]["exec"]["command"]
+        assert gates_parser().parse_args(check_command[1:]).check
+        found = parser().parse_args(pod["containers"][0]["args"])
+        assert str(found.tls_dir) == "/run/tenantry"
+        assert (str(found.lease) if found.lease else None) == ("/run/tenantry/lease" if attested else None)
+        assert found.health_port == 8003
+
+
 def test_rendering_is_deterministic(pool_spec: AdapterPoolSpec) -> None:
     assert engine.render(pool_spec, facts()) == engine.render(pool_spec, facts())
 
 
-def test_pods_satisfy_the_restricted_standard(pool_spec: AdapterPoolSpec) -> None:
-    for pod in pods(engine.render(pool_spec, facts())):
+@pytest.mark.parametrize("gate", [None, "registry.example/operator:1"])
+def test_pods_satisfy_the_restricted_standard(pool_spec: AdapterPoolSpec, gate: str | None) -> None:
+    dedicated = engine.DedicatedTo("oak", None, None, gate, attested=True)
+    for pod in pods(engine.render(pool_spec, facts(dedicated=dedicated))):
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for entry in pod["containers"]:
+        for entry in [*pod["containers"], *pod.get("initContainers", [])]:
             context = entry["securityContext"]
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert context["allowPrivilegeEscalation"] is False
@@ -116,6 +144,20 @@ def test_a_model_on_a_claim_is_mounted_read_only(pool_wire: dict[str, Any]) -> N
     assert args[args.index("--model") + 1] == "/model/llama/8b"
     assert args[args.index("--model-digest") + 1] == "sha256:" + "a" * 64
     assert {"name": "model", "mountPath": "/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+
+
+def test_a_model_that_is_an_image_is_mounted_read_only(pool_wire: dict[str, Any]) -> None:
+    reference = "registry.example/llama@sha256:" + "a" * 64
+    pool_wire["baseModel"]["source"] = {"imageVolume": {"reference": reference, "path": "8b"}}
+    pod = pods(engine.render(AdapterPoolSpec.model_validate(pool_wire), facts()))[0]
+    args = pod["containers"][0]["args"]
+    assert args[args.index("--model") + 1] == "/model/8b"
+    assert {"name": "model", "mountPath": "/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    volume = {"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+    assert volume in pod["volumes"]
+    pool_wire["baseModel"]["source"]["imageVolume"]["reference"] = "registry.example/llama:latest"
+    with pytest.raises(ValueError, match="reference"):
+        AdapterPoolSpec.model_validate(pool_wire)
 
 
 def test_accelerators_are_requested_and_limited(pool_wire: dict[str, Any]) -> None:

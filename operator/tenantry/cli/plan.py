@@ -170,7 +170,7 @@ def _plan_dedicated(result: Plan, name: str, spec: TenantSpec, config: OperatorC
             config.release_namespace,
             isolation.egress,
             gated=gate.is_secured(spec),
-            own_gateway=gateway.is_own(spec),
+            gateways={gateway.place(spec)},
         ),
         *([] if policy is None else [gate.config_map(name, policy)]),
         namespace.service_account(name),

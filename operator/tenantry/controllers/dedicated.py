@@ -23,13 +23,14 @@ from tenantry.cluster import (
     uid_of,
 )
 from tenantry.cluster.client import MANAGED
-from tenantry.desired import gate, gateway, namespace, network, nodepool, nodes, quota
+from tenantry.desired import gate, gateway, namespace, nodepool, nodes, quota
 from tenantry.desired.tenant import derived_pool
 from tenantry.evidence import probe
 from tenantry.runtime.controller import Context
 
+from . import networks
 from .deleting import remaining, why_it_stays
-from .networks import own_gateway_answers, own_gateway_serves
+from .networks import own_gateway_answers
 from .nodepools import NodePools
 from .probing import left_over
 from .world import World
@@ -66,14 +67,7 @@ class Dedicated:
         )
         if certificates is None:
             return f"ConfigMap `{config.release_namespace}/{names.IDENTITY_CONFIGMAP}` is awaited"
-        policies = network.policies(
-            names.tenant_namespace(name),
-            name,
-            config.release_namespace,
-            spec.isolation.egress,
-            gated=gate.is_secured(spec),
-            own_gateway=own_gateway_serves(self.world, name, spec),
-        )
+        policies = networks.policies(self.world, tenant, spec)
         policy = gate.policy_of(spec, config)
         fences = [
             *policies,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tenantry.api import TenantSpec, Tier, names
 from tenantry.cluster import NAMESPACE, Key, Obj, controller_of, is_deleting, uid_of
-from tenantry.desired import network, nodes
+from tenantry.desired import nodes
 from tenantry.desired.isolation import GUARANTEES
 from tenantry.desired.problems import SpecError
 from tenantry.evidence import checks, probe
@@ -17,7 +17,7 @@ from tenantry.evidence.findings import Finding
 from tenantry.runtime.controller import own_key
 from tenantry.runtime.store import Store
 
-from . import pods
+from . import networks, pods
 from .claims import subject_of
 from .world import World
 
@@ -94,11 +94,9 @@ class EvidenceWatches:
         owner = self._owner(old, new)
         if owner is None or old is None:
             return ()
-        space = names.tenant_namespace(owner.name)
-        egress = owner.spec.isolation.egress
         wanted = [
             policy
-            for policy in network.policies(space, owner.name, self.world.config.release_namespace, egress)
+            for policy in networks.policies(self.world, owner.obj, owner.spec)
             if policy["metadata"]["name"] == old["metadata"]["name"]
         ]
         at = self.world.evidence.now()

@@ -11,7 +11,8 @@ import asyncio
 import base64
 import binascii
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -26,13 +27,16 @@ from tenantry.attestation.trust import Trust
 from tenantry.attestation.verifier import VerifierClient, VerifierRefusal, VerifierUnavailable
 from tenantry.cluster import NODE, POD, Key, Obj, is_deleting, key_of, uid_of
 from tenantry.desired import gate, nodes
+from tenantry.desired.isolation import GUARANTEES
 from tenantry.engines import EngineError
 from tenantry.engines.base import WIRE
 from tenantry.engines.http import call
+from tenantry.evidence.findings import Finding, clock
 from tenantry.runtime.controller import Context
 
 from . import pods
 from .certificates import Certificates
+from .claims import subject_of
 from .world import Pool, World
 
 CHALLENGE_PATH = "/v1/challenge"
@@ -121,7 +125,13 @@ class Gates:
                 proofs.append(proof := self._heard(visit, ctx.config))
                 if proof.closed:
                     await self._leave(tenant, pod, proof, ctx)
-        return await self._gated(tenant, proofs, len(present) - len(proofs), ctx)
+        gated = await self._gated(tenant, proofs, len(present) - len(proofs), ctx)
+        if policy is None or spec.tier not in GUARANTEES["AttestedNodes"]:
+            return gated
+        found = attested(proofs, len(present), self.world.wall_clock())
+        self.world.evidence.record(subject_of(tenant["metadata"]["name"]), "AttestedNodes", "verifier", found)
+        again = self.world.evidence.max_age / 2  # a lease may last longer than a look counts
+        return replace(gated, after=again if gated.after is None else min(again, gated.after))
 
     # one pod
 
@@ -262,6 +272,22 @@ class Gates:
         await ctx.client.merge_patch(
             NODE, Key("", meta["name"]), patch, uid=uid_of(node), version=meta["resourceVersion"]
         )
+
+
+def attested(proofs: Sequence[Proof], pods: int, now: float) -> Finding:
+    """What the gates of all `pods` of a tenant say together at `now` (Unix seconds)."""
+    facts = tuple(
+        f"node {proof.node}: {proof.state.value}"
+        + (f", proven until {clock(proof.until)}" if proof.until else "")
+        for proof in proofs
+    )
+    closed = [proof for proof in proofs if proof.closed]
+    if closed:
+        return Finding(False, f"node `{closed[0].node}` does not prove what it runs", now, facts)
+    lasting = [proof for proof in proofs if proof.state is GateState.OPEN and (proof.until or 0.0) > now]
+    if not proofs or len(lasting) < pods:
+        return Finding(None, "not every gate has opened", now, facts)
+    return Finding(True, "every node of the tenant's engines proved what it runs", now, facts)
 
 
 def _reason(proof: Proof) -> str:

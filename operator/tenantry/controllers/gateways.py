@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tenantry.api import names
 from tenantry.cluster import POD, Obj
-from tenantry.desired.objects import GATEWAY_COMPONENT
+from tenantry.desired.objects import GATEWAY_COMPONENT, OWN_GATEWAY_COMPONENT
 from tenantry.placement.moves import GatewayView
 
 from . import pods
@@ -21,7 +21,7 @@ from .world import World
 
 TIMEOUT = httpx.Timeout(3.0)
 MAX_ANSWER_BYTES = 1 << 20
-_SELECTOR = f"{names.COMPONENT_LABEL}={GATEWAY_COMPONENT}"
+_SELECTOR = f"{names.COMPONENT_LABEL} in ({GATEWAY_COMPONENT},{OWN_GATEWAY_COMPONENT})"
 
 
 class _Answer(BaseModel):

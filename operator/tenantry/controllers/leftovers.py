@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tenantry.api import Tier, names
 from tenantry.cluster import (
     ADAPTER_POOL,
+    DEPLOYMENT,
     LIMIT_RANGE,
     NAMESPACE,
     NETWORK_POLICY,
@@ -45,6 +46,7 @@ KINDS = (
     NAMESPACE,
     ADAPTER_POOL,
     STATEFUL_SET,
+    DEPLOYMENT,
     POD,
     SERVICE,
     RESOURCE_QUOTA,

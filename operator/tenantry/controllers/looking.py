@@ -23,13 +23,12 @@ from tenantry.cluster import (
     Resource,
     uid_of,
 )
-from tenantry.desired import network
 from tenantry.engines import EngineError, ReplicaReport
 from tenantry.evidence import checks, probe
 from tenantry.evidence.checks import Separation
 from tenantry.evidence.findings import Finding, blind
 
-from . import pods
+from . import networks, pods
 from .reading import listed, read
 from .world import Pool, World
 
@@ -80,7 +79,7 @@ class Looker:
             return checks.quota(live, config.quota.hard, at)
 
         async def policies() -> Finding:
-            wanted = network.policies(space, name, config.release_namespace, spec.isolation.egress)
+            wanted = networks.policies(world, tenant, spec)
             return checks.policies(wanted, await listed(client, NETWORK_POLICY, space), at)
 
         async def refusal() -> Finding:

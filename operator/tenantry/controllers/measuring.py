@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tenantry.api import names
 from tenantry.cluster import ENDPOINT_SLICE, ApiError, Key
+from tenantry.desired.objects import GATEWAY_COMPONENT, OWN_GATEWAY_COMPONENT
 from tenantry.promotion.analysis import Counts, Histogram, Reading, Window, between
 from tenantry.promotion.memory import Rollout
 
@@ -105,13 +106,14 @@ class Measuring:
 
 
 async def gateways(world: World) -> list[str]:
-    """Where each gateway that takes traffic tells its metrics. Raises ApiError."""
+    """Where each gateway that takes traffic tells its metrics, those of one tenant too. Raises ApiError."""
     given = world.gateway_urls
     if given is not None:
         return sorted(given)
     urls = set()
-    namespace, service = world.config.release_namespace, names.GATEWAY_SERVICE
-    selector = f"kubernetes.io/service-name={service}"
+    namespace = world.config.release_namespace
+    # EndpointSlices bear the labels of their Services.
+    selector = f"{names.COMPONENT_LABEL} in ({GATEWAY_COMPONENT},{OWN_GATEWAY_COMPONENT})"
     async for found in world.setup.client.list(ENDPOINT_SLICE, namespace=namespace, labels=selector):
         for endpoint in found.get("endpoints") or []:
             if (endpoint.get("conditions") or {}).get("ready") is False:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenantry.api import TenantSpec, Tier, names
+from tenantry.api.tenant import GatewayPlace
 from tenantry.cluster import (
     DEPLOYMENT,
     NAMESPACE,
@@ -24,11 +27,30 @@ FRESH_SECONDS = 60.0
 """How long the list of Service ranges is believed: they change once in a cluster's life, if ever."""
 
 
-def own_gateway_serves(world: World, tenant: str, spec: TenantSpec) -> bool:
-    """Whether requests go by the tenant's own gateway: once it answers, and in tier Regulated by no other ever."""
-    if not gateway.is_own(spec):
-        return False
-    return spec.tier is Tier.REGULATED or own_gateway_answers(world, tenant)
+def serving_gateway(world: World, tenant: str, spec: TenantSpec) -> GatewayPlace:
+    """By which gateway requests go: by the tenant's own once it answers, and in tier Regulated by no other ever."""
+    own = gateway.is_own(spec) and (spec.tier is Tier.REGULATED or own_gateway_answers(world, tenant))
+    return GatewayPlace.DEDICATED if own else GatewayPlace.SHARED
+
+
+def policies(world: World, tenant: Obj, spec: TenantSpec, egress: Sequence[str] | None = None) -> list[Obj]:
+    """The policies of the tenant's namespace as they are to be now. `egress`: instead of what the spec lists.
+
+    While a tenant moves in from another tier, the gateway that still serves it reaches its engines too.
+    """
+    name, status = tenant["metadata"]["name"], tenant.get("status") or {}
+    gateways = {serving_gateway(world, name, spec)}
+    route = status.get("route") or {}
+    if route and status.get("tier") != spec.tier.value:
+        gateways.add(GatewayPlace(route.get("gateway", GatewayPlace.SHARED)))
+    return network.policies(
+        names.tenant_namespace(name),
+        name,
+        world.config.release_namespace,
+        spec.isolation.egress if egress is None else egress,
+        gated=gate.is_secured(spec),
+        gateways=gateways,
+    )
 
 
 def own_gateway_answers(world: World, tenant: str) -> bool:
@@ -62,17 +84,9 @@ class Networks:
         if space is None or not owned_by(space, tenant):
             return
         kept = network.permitted(spec.isolation.egress, protected)
-        name, release = tenant["metadata"]["name"], ctx.config.release_namespace
-        policies = network.policies(
-            where,
-            name,
-            release,
-            kept,
-            gated=gate.is_secured(spec),
-            own_gateway=own_gateway_serves(self.world, name, spec),
-        )
-        await ctx.ensure(tenant, policies)
-        await ctx.prune(tenant, [NETWORK_POLICY], policies)
+        closed = policies(self.world, tenant, spec, kept)
+        await ctx.ensure(tenant, closed)
+        await ctx.prune(tenant, [NETWORK_POLICY], closed)
 
     async def _service_ranges(self, ctx: Context) -> tuple[str, ...]:
         """From the API; an older API server does not know the kind, and then `protectedCidrs` must name them."""

@@ -25,7 +25,7 @@ from tenantry.desired.isolation import Observation
 
 from . import bindings, claims, moving, serving
 from .gates import NOT_GATED, Gated
-from .networks import own_gateway_answers, own_gateway_serves
+from .networks import own_gateway_answers, serving_gateway
 from .placements import Placement
 from .placing import Placing
 from .world import World
@@ -134,8 +134,7 @@ def _placement(world: World, placement: Placement, held: Route | None) -> list[O
 
 
 def _by_its_gateway(world: World, facts: Facts, route: Route) -> Route:
-    own = own_gateway_serves(world, facts.name, facts.spec)
-    return route.model_copy(update={"gateway": GatewayPlace.DEDICATED if own else GatewayPlace.SHARED})
+    return route.model_copy(update={"gateway": serving_gateway(world, facts.name, facts.spec)})
 
 
 def _endpoint(world: World, route: Route, tenant: str) -> Obj:
@@ -147,8 +146,9 @@ def _endpoint(world: World, route: Route, tenant: str) -> Obj:
 
 def _reached(world: World, facts: Facts) -> bool:
     """Whether the gateway that the route names answers. Of a held route that was so before."""
-    own = not facts.now.held and own_gateway_serves(world, facts.name, facts.spec)
-    return not own or own_gateway_answers(world, facts.name)
+    if facts.now.held or serving_gateway(world, facts.name, facts.spec) is GatewayPlace.SHARED:
+        return True
+    return own_gateway_answers(world, facts.name)
 
 
 # conditions

@@ -19,6 +19,11 @@ def is_own(spec: TenantSpec) -> bool:
     return spec.tier is Tier.REGULATED or spec.isolation.gateway is GatewayPlace.DEDICATED
 
 
+def place(spec: TenantSpec) -> GatewayPlace:
+    """Which gateway serves the tenant once everything is in place."""
+    return GatewayPlace.DEDICATED if is_own(spec) else GatewayPlace.SHARED
+
+
 def problems(spec: TenantSpec, config: OperatorConfig) -> list[Problem]:
     """What keeps the tenant from a gateway as its tier has it."""
     if spec.tier is Tier.REGULATED and spec.isolation.gateway is GatewayPlace.SHARED:

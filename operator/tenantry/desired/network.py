@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from tenantry.api import names
+from tenantry.api.tenant import GatewayPlace
 
 from .objects import (
     FETCHER_COMPONENT,
@@ -81,17 +82,17 @@ def policies(
     egress: Sequence[str],
     *,
     gated: bool = False,
-    own_gateway: bool = False,
+    gateways: Collection[GatewayPlace] = (GatewayPlace.SHARED,),
 ) -> list[Obj]:
     """Default deny in both directions, the release's own callers in, the listed networks out.
 
-    `gated`: the operator reaches the gates of the tenant's pods too. `own_gateway`: the tenant's own gateway calls its
-    engines, and no other does.
+    `gated`: the operator reaches the gates of the tenant's pods too. `gateways`: which ones call its engines.
     """
-    gateway = _release_pods(release_namespace, GATEWAY_COMPONENT)
-    if own_gateway:
-        gateway = _release_pods(release_namespace, OWN_GATEWAY_COMPONENT, {names.TENANT_LABEL: tenant})
     labels = {names.TENANT_LABEL: tenant}
+    pods = {
+        GatewayPlace.SHARED: _release_pods(release_namespace, GATEWAY_COMPONENT),
+        GatewayPlace.DEDICATED: _release_pods(release_namespace, OWN_GATEWAY_COMPONENT, labels),
+    }
     denied: Obj = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -107,7 +108,7 @@ def policies(
             "policyTypes": ["Ingress"],
             "ingress": [
                 {
-                    "from": [gateway],
+                    "from": [pods[place] for place in GatewayPlace if place in gateways],
                     "ports": [_port(names.ENGINE_PORT), _port(names.ENGINE_ADMIN_PORT)],
                 },
                 {

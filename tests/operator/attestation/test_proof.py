@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from tenantry.attestation.proof import GateState, Proof, missed, opened
+from tenantry.controllers.gates import attested
 
 NOW = 1000.0
 NEW = Proof("u", "n", GateState.WAITING)
@@ -34,3 +38,26 @@ def test_other_measurements_close_it_at_once_other_faults_at_its_end() -> None:
     kept = missed(proof, "BadSignature", "", judged=True, now=NOW + 1)
     assert kept.state is GateState.OPEN
     assert missed(kept, "BadSignature", "", judged=True, now=NOW + 101).state is GateState.FAILED
+
+
+def test_nodes_count_as_proven_while_every_gate_has_a_lease_that_lasts() -> None:
+    proof = opened("u", "n", NOW + 100, NOW + 1000, NOW)
+    found = attested([proof, replace(proof, node="m")], 2, NOW + 99)
+    assert (found.holds, found.at) == (True, NOW + 99)
+    assert found.facts[1].startswith("node m: Open, proven until 1970-01-01T00:18:20Z")
+
+
+@pytest.mark.parametrize(
+    ("proofs", "pods", "holds"),
+    [
+        ([], 0, None),
+        ([opened("u", "n", NOW + 100, NOW + 1000, NOW)], 2, None),
+        ([opened("u", "n", NOW, NOW + 1000, NOW)], 1, None),
+        ([opened("u", "n", None, NOW + 1000, NOW)], 1, None),
+        ([opened("u", "n", NOW + 100, NOW + 1000, NOW), NEW], 2, None),
+        ([opened("u", "n", NOW + 100, NOW + 1000, NOW), replace(NEW, state=GateState.STALE)], 2, False),
+        ([replace(NEW, state=GateState.FAILED)], 1, False),
+    ],
+)
+def test_nothing_less_counts(proofs: list[Proof], pods: int, holds: bool | None) -> None:
+    assert attested(proofs, pods, NOW).holds is holds

@@ -64,7 +64,7 @@ class Vault:
     async def node(self) -> dict[str, Any]:
         return await self.lab.client.get(NODE, Key("", self.lab.name("n1"))) or {}
 
-    async def ask(self, **isolation: Any) -> None:
+    async def ask(self, *, tier: str = "Regulated", **isolation: Any) -> None:
         lab = self.lab
         meta = {"name": lab.name("n1"), "labels": {names.CLAIMABLE_LABEL: "true", "lab": lab.suffix}}
         await lab.make({"apiVersion": "v1", "kind": "Node", "metadata": meta})
@@ -75,7 +75,7 @@ class Vault:
             **isolation,
         }
         wanted = {field: value for field, value in wanted.items() if value is not None}
-        await lab.tenant("vault", tier="Regulated", dedicated={"poolTemplateRef": "gold"}, isolation=wanted)
+        await lab.tenant("vault", tier=tier, dedicated={"poolTemplateRef": "gold"}, isolation=wanted)
 
     async def start_gate(self) -> uvicorn.Server:
         """What the pod's first container would be, once the pod is there."""
@@ -184,6 +184,9 @@ async def test_served_once_the_node_has_proven_what_it_runs(vault: Vault) -> Non
         assert own in callers
         assert {"app.kubernetes.io/component": "gateway"} not in callers, "the shared one may not come in"
         assert (vault.run / "tls.crt").exists()
+        isolation = (await lab.get(TENANT, "vault") or {})["status"]["isolation"]
+        [seen] = [entry for entry in isolation if entry["guarantee"] == "AttestedNodes"]
+        assert seen["state"] == "Enforced", seen
         # Renewed at half of what it holds for, by the operator alone.
         proofs = lab.operator.world.proofs  # type: ignore[union-attr]
         [key] = proofs
@@ -194,6 +197,49 @@ async def test_served_once_the_node_has_proven_what_it_runs(vault: Vault) -> Non
             return (lease(vault.run) or 0) > until
 
         await vault.until(renewed)
+    finally:
+        server.should_exit = True
+
+
+async def test_whoever_moves_in_is_served_as_before_until_gate_and_gateway_stand(vault: Vault) -> None:
+    lab = vault.lab
+    lab.unready.discard(vault.pod)
+    await vault.ask(runtimeClassName=None, attestation=None, tier="Enterprise")
+    await lab.until(TENANT, "vault", "Ready", "True", "Serving")
+    attestation = {"verifierRef": "v", "policyRef": "p", "maxAgeSeconds": 60}
+    isolation = {"runtimeClassName": "confidential", "attestation": attestation}
+    await lab.edit(TENANT, "vault", {"tier": "Regulated", "isolation": isolation})
+    server = await vault.start_gate()
+
+    async def callers() -> list[Any]:
+        ingress = await lab.client.get(NETWORK_POLICY, Key(vault.where, "tenantry-ingress")) or {}
+        return [
+            peer["podSelector"]["matchLabels"] for rule in ingress["spec"]["ingress"] for peer in rule["from"]
+        ]
+
+    shared = {"app.kubernetes.io/component": "gateway"}
+    try:
+        await vault.opened()
+        found = await lab.until(TENANT, "vault", "Reconciling", "True", "Preparing")
+        assert "the place of tier Enterprise serves until then" in found["message"]
+        status = (await lab.get(TENANT, "vault") or {})["status"]
+        assert (status["tier"], status["route"]["gateway"]) == ("Enterprise", "Shared")
+        assert (await lab.condition(TENANT, "vault", "Ready"))["status"] == "True"
+        assert any(shared.items() <= labels.items() for labels in await callers()), "it still serves"
+        await vault.gateway_up()
+
+        async def moved() -> bool:
+            told = (await lab.get(TENANT, "vault") or {})["status"]
+            return (told.get("tier"), told["route"]["gateway"]) == ("Regulated", "Dedicated")
+
+        await vault.until(moved)
+
+        async def closed() -> bool:
+            return not any(
+                labels.get("app.kubernetes.io/component") == "gateway" for labels in await callers()
+            )
+
+        await vault.until(closed)
     finally:
         server.should_exit = True
 

@@ -100,6 +100,15 @@ class Looker:
         """The tenant's nodes, live."""
         return await listed(client, NODE, labelSelector=f"{names.NODE_TENANT_LABEL}={tenant}")
 
+    def urls(self, pool: Pool) -> dict[str, str]:
+        """Where each ready replica of the pool is asked."""
+        world = self.world
+        ready = [replica for replica in world.replicas(pool) if world.is_ready(pool, replica)]
+        found = {
+            replica: pods.address(pod) for replica in ready if (pod := world.pod(pool, replica)) is not None
+        }
+        return {replica: world.peer(pool, replica, ip).url for replica, ip in found.items() if ip}
+
     async def replicas(self, pool: Pool) -> dict[str, ReplicaReport | None]:
         """What each ready replica of the pool says of itself; None when it did not answer."""
         world, gate = self.world, asyncio.Semaphore(AT_ONCE)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tenantry.api import TenantSpec, names
 from tenantry.cluster import NAMESPACE, TENANT, Forbidden, Key, NameTaken, Obj, is_deleting, owned_by
+from tenantry.desired import gate
 from tenantry.desired.isolation import GUARANTEES
 from tenantry.desired.problems import SpecError
 from tenantry.evidence import checks, probe
@@ -18,6 +19,7 @@ from tenantry.evidence.findings import Finding
 from tenantry.evidence.network import judge
 from tenantry.runtime.controller import DONE, Context, Result
 
+from . import strangers
 from .claims import subject_of
 from .door import Door
 from .looking import Looker, engines, tables
@@ -116,6 +118,10 @@ class TenantEvidenceReconciler:
         asked = await self.door.look(adapter_names(world.tenant(name) or tenant, pool.name))
         if asked is not None:
             found.append(("AdapterAccess", "door", asked))
+        if gate.is_secured(spec):
+            answered = {replica: report is not None for replica, report in reports.items()}
+            seen = await strangers.look(self.looker.urls(pool), answered, at)
+            found.append(("EncryptionInTransit", "handshake", seen))
         found = [entry for entry in found if spec.tier in GUARANTEES[entry[0]]]
         world.evidence.record_all(subject_of(name), found)
         for guarantee, _, finding in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -24,6 +25,7 @@ from tenantry.api.tls import Credentials
 from tenantry.attestation.authority import Authority, requested_key, utc
 from tenantry.attestation.gate import Gate
 from tenantry.attestation.trust import Trust
+from tenantry.controllers import strangers
 from tenantry.engines import EngineError, Fence, Replica, TenantryDriver
 from tenantry.engines.http import new_client
 from tenantry.fetcher.push import Pusher, PushError
@@ -189,3 +191,37 @@ def _serial(port: int, context: ssl.SSLContext) -> int:
         certificate = found.getpeercert(True)
         assert certificate is not None
         return x509.load_der_x509_certificate(certificate).serial_number
+
+
+async def test_a_stranger_is_refused_and_that_is_what_is_claimed(hops: Hops) -> None:
+    url = hops.replica.url
+    found = await strangers.look({"fast-0": url}, {"fast-0": True}, 7.0)
+    assert (found.holds, found.at) == (True, 7.0), found
+    assert found.facts == ("fast-0: without TLS refused, without a certificate refused",)
+    unheard = await strangers.look({"fast-0": url}, {"fast-0": False}, 7.0)
+    assert (unheard.holds, unheard.blind) == (None, True), "a port that refuses everybody proves nothing"
+    bare = await strangers.look(
+        {"fast-0": url, "fast-1": f"http://127.0.0.1:{hops.health_port}"},
+        {"fast-0": True, "fast-1": True},
+        7.0,
+    )
+    assert (bare.holds, bare.reason) == (False, "replica `fast-1` answers without TLS")
+
+
+async def test_tls_alone_is_not_enough(hops: Hops, tmp_path: Path) -> None:
+    """A server with TLS that asks nobody for a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(hops.run / "tls.crt", hops.run / "tls.key")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        found = await strangers.look({"fast-0": url}, {"fast-0": True}, 7.0)
+    assert (found.holds, found.reason) == (False, "replica `fast-0` answers whoever shows no certificate")
+    gone = await strangers.look({"fast-0": url}, {"fast-0": True}, 7.0)
+    assert (gone.holds, gone.blind) == (None, True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import yaml
 from cluster import lifecycle
 
-from .install import DEDICATED_NODE, PERIOD_SECONDS, Stack
+from . import settings
+from .install import DEDICATED_NODE, Stack
 from .kube import JsonObject, eventually
 from .promises import operator_down, probe_pod
 
@@ -31,22 +31,12 @@ ALLOW_ALL = {
 @contextmanager
 def looking_often(stack: Stack) -> Iterator[None]:
     """The operator looks every `OFTEN_SECONDS` while the block runs, so that it need not be waited for in minutes."""
-    _look_every(stack, OFTEN_SECONDS)
-    try:
+
+    def often(config: JsonObject) -> None:
+        config["evidence"] |= {"periodSeconds": OFTEN_SECONDS, "maxAgeSeconds": 3 * OFTEN_SECONDS}
+
+    with settings.changed(stack, often):
         yield
-    finally:
-        _look_every(stack, PERIOD_SECONDS)
-
-
-def _look_every(stack: Stack, period: int) -> None:
-    where = ("-n", stack.namespace)
-    found = stack.kube.get("configmap", "tenantry-operator", stack.namespace) or {}
-    config = yaml.safe_load(found["data"]["operator.yaml"])
-    config["evidence"] |= {"periodSeconds": period, "maxAgeSeconds": 3 * period}
-    patch = json.dumps({"data": {"operator.yaml": yaml.safe_dump(config)}})
-    stack.kube.run("patch", "configmap", "tenantry-operator", *where, "--type=merge", "-p", patch)
-    stack.kube.run("rollout", "restart", "deployment/tenantry-operator", *where)
-    stack.kube.run("rollout", "status", "deployment/tenantry-operator", *where, "--timeout=120s", seconds=150)
 
 
 def report(stack: Stack, tenant: str, form: str = "json") -> str:

@@ -192,7 +192,7 @@ def load_images(tags: dict[str, str]) -> None:
     images.ensure(PROBE_IMAGE)
     images.load([tags["engine"], PROBE_IMAGE], list(workers.values()))
     images.load([tags["operator"], tags["gateway"]], [workers[SHARED_NODE]])
-    images.load([tags["operator"]], [workers[DEDICATED_NODE]])  # probes run there
+    images.load([tags["operator"]], [workers[DEDICATED_NODE]])  # probes and gates run there
 
 
 def given(name: str, example: str) -> str:

@@ -24,6 +24,7 @@ class Verifier:
     """`lie` names what is wrong with the answers; empty: nothing is."""
 
     lie: str = ""
+    host: str = "127.0.0.1"
     seconds: float = 600.0
     port: int = 0
     asked: list[Wire] = field(default_factory=list)
@@ -40,14 +41,14 @@ class Verifier:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/attestation"
+        return f"http://{self.host}:{self.port}/attestation"
 
     async def start(self) -> web.AppRunner:
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/attestation", self._attest)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, self.host, 0)
         await site.start()
         self.port = runner.addresses[0][1]
         return runner

@@ -112,6 +112,8 @@ gateway:
   saltSecret: {{ include "tenantry.saltSecret" . }}
   requests: {{- include "tenantry.amounts" .Values.gateway.resources.requests | nindent 4 }}
   limits: {{- include "tenantry.amounts" .Values.gateway.resources.limits | nindent 4 }}
+  nodeSelector: {{- toYaml .Values.gateway.nodeSelector | nindent 4 }}
+  tolerations: {{- toYaml .Values.gateway.tolerations | nindent 4 }}
 gateImage: {{ .Values.images.operator | quote }}
 quota: {{- toYaml .Values.quota | nindent 2 }}
 resyncSeconds: {{ .Values.resyncSeconds | int64 }}

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, model_validator
 
-from .common import DnsLabel, DnsSubdomain, LabelKey, Model, Tier
-from .pool import AdapterPoolSpec
+from .common import DnsLabel, DnsSubdomain, LabelKey, LabelValue, Model, Tier
+from .pool import AdapterPoolSpec, Toleration
 from .tenant import EffectiveLimits
 
 
@@ -118,6 +118,8 @@ class GatewayTemplate(Model):
     service_account: DnsSubdomain = "tenantry-gateway"
     requests: dict[str, str] = {"cpu": "100m", "memory": "192Mi"}
     limits: dict[str, str] = {"memory": "512Mi"}
+    node_selector: dict[LabelKey, LabelValue] = {}
+    tolerations: list[Toleration] = []
 
 
 class OperatorConfig(Model):

@@ -117,7 +117,7 @@ def _pod(tenant: str, template: GatewayTemplate) -> Obj:
             for name, (path, _) in mounts.items()
         ],
     }
-    return {
+    pod: Obj = {
         "serviceAccountName": template.service_account,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 75,
@@ -131,6 +131,11 @@ def _pod(tenant: str, template: GatewayTemplate) -> Obj:
         "containers": [container],
         "volumes": [{"name": name, **source} for name, (_, source) in mounts.items()],
     }
+    if template.node_selector:
+        pod["nodeSelector"] = dict(sorted(template.node_selector.items()))
+    if template.tolerations:
+        pod["tolerations"] = [toleration.wire() for toleration in template.tolerations]
+    return pod
 
 
 def _probe(path: str) -> Obj:

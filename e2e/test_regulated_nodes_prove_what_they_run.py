@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from stack import attested, guarantees, promises
 from stack.attested import LEASE_SECONDS, Attested
-from stack.install import Stack
+from stack.install import DEDICATED_NODE, Stack
 from stack.kube import eventually
 
 
@@ -52,7 +52,7 @@ def test_other_measurements_cordon_the_node_and_end_the_engine(yew: Attested, st
     places = {pool["name"] for pool in (stack.kube.get("tenant", "yew") or {})["status"]["route"]["pools"]}
     assert places == {attested.SPACE}, "nowhere else"
     yew.verifier.lie = ""
-    stack.kube.run("uncordon", attested.DEDICATED_NODE)
+    stack.kube.run("uncordon", DEDICATED_NODE)
     yew.is_ready()
 
 

@@ -19,7 +19,12 @@ from .traffic import Client
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from support.verifier import GOOD, ISSUER, POINTER, Verifier
+from support.verifier import (  # type: ignore[import-not-found, unused-ignore]
+    GOOD,
+    ISSUER,
+    POINTER,
+    Verifier,
+)
 
 TENANT, SPACE, POD, GATEWAY = "yew", "tenant-yew", "tenant-yew-fast-0", "tenantry-gateway-yew"
 LEASE_SECONDS = 60

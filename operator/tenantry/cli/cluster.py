@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tenantry.api.common import GROUP, VERSION
@@ -74,11 +75,9 @@ class Cluster:
         found: list[Obj] = []
         more: str | None = None
         while more is None or more:
-            page = {"limit": PAGE, **({"_continue": more} if more else {})}
-            answer = self._call(
-                f"`{plural}.{GROUP}`",
-                lambda page=page: self._custom.list_cluster_custom_object(GROUP, VERSION, plural, **page),
-            )
+            page: dict[str, Any] = {"limit": PAGE, **({"_continue": more} if more else {})}
+            get = partial(self._custom.list_cluster_custom_object, GROUP, VERSION, plural, **page)
+            answer = self._call(f"`{plural}.{GROUP}`", get)
             found += answer["items"]
             more = str(answer["metadata"].get("continue") or "")
         return found

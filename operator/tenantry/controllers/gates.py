@@ -128,8 +128,9 @@ class Gates:
         gated = await self._gated(tenant, proofs, len(present) - len(proofs), ctx)
         if policy is None or spec.tier not in GUARANTEES["AttestedNodes"]:
             return gated
-        found = attested(proofs, len(present), self.world.wall_clock())
-        self.world.evidence.record(subject_of(tenant["metadata"]["name"]), "AttestedNodes", "verifier", found)
+        finding = attested(proofs, len(present), self.world.wall_clock())
+        subject = subject_of(tenant["metadata"]["name"])
+        self.world.evidence.record(subject, "AttestedNodes", "verifier", finding)
         again = self.world.evidence.max_age / 2  # a lease may last longer than a look counts
         return replace(gated, after=again if gated.after is None else min(again, gated.after))
 

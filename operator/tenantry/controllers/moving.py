@@ -22,7 +22,7 @@ from .clock import seconds_since
 from .networks import own_gateway_answers
 from .placements import Placement, routed_replicas
 from .serving import Serving
-from .world import World
+from .world import Pool, World
 
 PREPARING: Final = Phase.PREPARING.value
 BLOCKED: Final = "MoveBlocked"
@@ -146,14 +146,19 @@ def _open(world: World, tenant: str, spec: TenantSpec, placement: Placement) -> 
     if gate.is_secured(spec):
         for pool_name, placed in sorted(placement.pools.items()):
             pool = world.pool(pool_name)
-            for replica in placed.replicas if pool is not None else ():
-                proof, pod = world.proofs.get(Key(pool_name, replica)), world.pod(pool, replica)
-                known = proof is not None and pod is not None and proof.pod_uid == uid_of(pod)
-                if not known or proof.state is not GateState.OPEN:
+            for replica in placed.replicas:
+                if pool is None or not _has_opened(world, pool, replica):
                     return f"the gate of replica `{replica}` has not opened yet"
     if gateway.is_own(spec) and not own_gateway_answers(world, tenant):
         return f"the tenant's own gateway `{names.own_gateway(tenant)}` does not answer yet"
     return ""
+
+
+def _has_opened(world: World, pool: Pool, replica: str) -> bool:
+    proof, pod = world.proofs.get(Key(pool.name, replica)), world.pod(pool, replica)
+    if proof is None or pod is None or proof.pod_uid != uid_of(pod):
+        return False
+    return proof.state is GateState.OPEN
 
 
 def hold(world: World, tenant: Obj, spec: TenantSpec, in_force: Tier) -> Route | None:

@@ -28,7 +28,7 @@ def moved(world: World, uid: str) -> None:
     item = json.loads(json.dumps(world.items["acme"]))
     [pool] = item["status"]["route"]["pools"]
     pool["uid"] = uid
-    pool["lanes"][0]["replicas"] = ["next-fast-0"]
+    pool["lanes"][0] |= {"service": "next-fast", "replicas": ["next-fast-0"]}
     world.state.put_tenant(item)
 
 

@@ -25,7 +25,7 @@ def _rules(documents: list[Object], kind: str, name: str) -> list[Object]:
 
 
 def _config(documents: list[Object]) -> OperatorConfig:
-    (found,) = [d for d in documents if d["kind"] == "ConfigMap" and "operator.yaml" in d["data"]]
+    (found,) = [d for d in documents if d["kind"] == "ConfigMap" and "operator.yaml" in d.get("data", {})]
     return OperatorConfig.model_validate(yaml.safe_load(found["data"]["operator.yaml"]))
 
 
@@ -65,14 +65,16 @@ def test_what_may_be_written_for_evidence(render: Render) -> None:
 @pytest.mark.apiserver
 def test_the_operator_writes_reports_and_no_other_config_map(installed: Rest) -> None:
     def config_map(name: str) -> Object:
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}}
+        meta = {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "tenantry"}}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
 
     report, identity = config_map(f"{POOL_PREFIX}shared"), config_map("tenantry-identity")
     assert installed.create(report, user=OPERATOR, dry_run=True).complaint == ""
     refused = installed.create(config_map("mine"), user=OPERATOR, dry_run=True)
     assert "must write no ConfigMap" in refused.complaint
     patch = {"data": {"operator.crt": "another's"}}
-    assert "must write no ConfigMap" in installed.merge(identity, patch, user=OPERATOR, dry_run=True).complaint
+    edited = installed.merge(identity, patch, user=OPERATOR, dry_run=True)
+    assert (edited.status, "Tenantry's operator must" in edited.complaint) == (403, True)
     assert installed.merge(identity, {"metadata": {"labels": {"a": "b"}}}, dry_run=True).complaint == ""
 
 

@@ -165,7 +165,7 @@ def cost(
     fleet: Annotated[Path, typer.Option(help="YAML: what a replica does and costs.")],
     idle: Annotated[IdlePolicy, typer.Option(help="Who pays for idle capacity.")] = IdlePolicy.PROPORTIONAL,
     topology: Annotated[Topology, typer.Option(help="Whose bill is divided.")] = Topology.TIERS,
-    output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the tables.")] = Output.TABLE,
 ) -> None:
     """What shared and dedicated serving cost, per tenant, and where they cross. Needs no cluster."""
     from .cost import run
@@ -236,7 +236,9 @@ class ReportForm(StrEnum):
 @app.command()
 def report(
     tenant: Tenant,
-    output: Annotated[ReportForm, typer.Option("--output", "-o")] = ReportForm.TEXT,
+    output: Annotated[
+        ReportForm, typer.Option("--output", "-o", help="Form of the report.")
+    ] = ReportForm.TEXT,
     release: Annotated[str, typer.Option(help="Namespace of the operator.")] = "tenantry-system",
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 when there is a gap.")] = False,
 ) -> None:

@@ -342,12 +342,15 @@ async def test_a_deleted_tenant_leaves_nothing_on_replicas(lab: Lab, until: Any)
 
 async def test_a_pools_limit_never_takes_the_whole_set_down(lab: Lab) -> None:
     await lab.start()
-    await fleet(lab, "tone", "triage", maxRegistered=1)
+    await fleet(lab, "tone", maxRegistered=1)
     for engine in lab.fleet.engines.values():
         engine.limit = 1
     await lab.adapter("tone", "maple", VERSIONS, "1.0.0")
     await lab.until(ADAPTER, "tone", "Ready", "True")
     await lab.adapter("triage", "maple", {"1.0.0": "c"}, "1.0.0")
+    models = [lab.model("chat"), lab.model("tone", "tone"), lab.model("triage", "triage")]
+    await lab.edit(TENANT, "maple", {"models": models})
+    await lab.until(TENANT, "maple", "Stalled", "True", "TooLarge")
     await lab.until(ADAPTER, "triage", "Stalled", "True", "PoolFull")
     assert (await lab.condition(ADAPTER, "tone", "Ready"))["status"] == "True"
 

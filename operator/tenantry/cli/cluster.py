@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +32,10 @@ class Cluster:
 
         load: Any = config.load_config
         try:
-            load()
+            with contextlib.redirect_stdout(
+                io.StringIO()
+            ):  # it tells where it looked, where our own output belongs
+                load()
         except (config.ConfigException, OSError, TypeError) as error:
             raise CliError("no cluster: `KUBECONFIG` must name a kubeconfig file that can be read") from error
         self._custom = client.CustomObjectsApi()

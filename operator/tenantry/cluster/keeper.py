@@ -27,7 +27,7 @@ from .objects import (
     uid_of,
     version_of,
 )
-from .resources import Key, Obj, Resource, key_of, resource_of
+from .resources import NAMESPACE, Key, Obj, Resource, key_of, resource_of
 from .status import complete, same, timestamp
 
 _ATTEMPTS = 3
@@ -104,6 +104,11 @@ class Memory:
             return None, False
         return seen.live, self._clock() - seen.at < self.recheck_seconds
 
+    def forget_within(self, namespace: str) -> None:
+        """The namespace was made anew: what is not watched there went with the one before."""
+        for resource, key in [entry for entry in self._unwatched if entry[1].namespace == namespace]:
+            self.forget(resource, key)
+
     def forget(self, resource: Resource, key: Key) -> None:
         self._applied.pop((resource, key), None)
         self._unwatched.pop((resource, key), None)
@@ -157,6 +162,8 @@ class Keeper:
             raise OwnerChanged(f"{owner['kind']} `{key_of(owner)}` is being deleted: nothing is made for it")
         live = await self._made(obj) if known is None else None
         live = live or await self._apply(owner, obj)
+        if resource == NAMESPACE and (known is None or uid_of(known) != uid_of(live)):
+            self._memory.forget_within(key.name)
         self._memory.note(resource, live, owner, wanted)
         return live
 

@@ -48,8 +48,8 @@ from tenantry.cluster import (
     uid_of,
 )
 from tenantry.cluster.client import MANAGED
+from tenantry.controllers import farewell
 from tenantry.controllers import pods as pod_facts
-from tenantry.controllers import pool as pool_controller
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -314,7 +314,7 @@ def _difference(wanted: Facts, found: Facts) -> str:
 @pytest.fixture
 async def stage(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A running operator whose every request goes through the saboteur, and is not repeated by the transport."""
-    monkeypatch.setattr(pool_controller, "DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr(farewell, "GATEWAY_SECONDS", 0.2)
     lab.config = lab.config.model_copy(update={"workers": 8})
     run, looked = lab._run, dict[Key, tuple[object, float]]()
 

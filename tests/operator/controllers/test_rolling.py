@@ -131,7 +131,7 @@ async def test_others_follow_only_when_the_canary_answers_with_the_pools_model(l
     stalled = await lab.until(ADAPTER_POOL, "other", "Stalled", "True", "UpgradeFailed")
     assert "not the pool's base model" in stalled["message"]
     await lab.until(ADAPTER_POOL, "other", "Reconciling", "False")
-    assert await images(lab, names) == [OLD, OLD]
+    await until(lambda: images(lab, names), [OLD, OLD])
 
 
 async def test_a_new_release_of_the_operator_rolls_nothing(

@@ -50,6 +50,7 @@ from tenantry.cluster import (
 from tenantry.cluster.client import MANAGED
 from tenantry.controllers import farewell
 from tenantry.controllers import pods as pod_facts
+from tenantry.desired.revision import ANNOTATION
 from tenantry.evidence.report import POOL_PREFIX
 
 if TYPE_CHECKING:
@@ -280,6 +281,11 @@ def _outline(obj: Obj, revisions: dict[str, str | None]) -> Obj:
         meta = {name: obj["metadata"].get(name) for name in ("labels", "annotations")}
         return {"metadata": meta, "taints": taints}
     kept = {name: value for name, value in obj.items() if name != "status"}
+    if obj["kind"] == "StatefulSet":
+        meta = dict(obj["metadata"])
+        # Which template ran on every replica last is noted some time after it does; the template itself is in `spec`.
+        meta["annotations"] = {k: v for k, v in (meta.get("annotations") or {}).items() if k != ANNOTATION}
+        kept["metadata"] = meta
     if obj["kind"] == "ConfigMap" and obj["metadata"]["name"].startswith(POOL_PREFIX.rstrip("-")):
         kept.pop("data", None)  # when something was seen, and a seal of that
     if resource_of(obj) in OWN:

@@ -40,6 +40,7 @@ class _Watch:
     probe_at: float = 0.0
     broken: int = 0  # looks in a row that left something broken
     round: Round | None = None
+    unwritten: bool = False  # something was seen that the report does not say yet
 
 
 class TenantEvidenceReconciler:
@@ -66,13 +67,12 @@ class TenantEvidenceReconciler:
         watch = self._watches.setdefault(key.name, _Watch())
         period = float(ctx.config.evidence.period_seconds)
         now = world.clock()
-        looked = False
         if now >= watch.look_at:
             await self._look(tenant, spec, pool, ctx)
             watch.broken = watch.broken + 1 if self._broken(key.name) else 0
             soon = REPAIR_SECONDS * 2.0 ** min(watch.broken - 1, 16)
             watch.look_at = now + (min(soon, period) if watch.broken else period)
-            looked = True
+            watch.unwritten = True
         if watch.round is None and now >= watch.probe_at:
             watch.round = await self._begin(tenant, spec, pool, ctx)
             watch.probe_at = now + period
@@ -83,9 +83,10 @@ class TenantEvidenceReconciler:
                 if finding.holds is not True:
                     watch.probe_at = world.clock() + min(RETRY_SECONDS, period)
                 watch.round = None
-                looked = True
-        if looked:
+                watch.unwritten = True
+        if watch.unwritten:
             await self._write(tenant, ctx)
+            watch.unwritten = False
         if watch.round is not None:
             return Result(STEP_SECONDS)
         return Result(max(0.1, min(watch.look_at, watch.probe_at) - world.clock()))

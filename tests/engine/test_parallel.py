@@ -220,8 +220,7 @@ def test_a_follower_that_cannot_load_says_why(models: families.Models, tmp_path:
     )
     reasons: list[str] = []
     ranks.lost = reasons.append
-    group = ranks.join()
-    assert (group.rank, group.size) == (0, 2)
     with pytest.raises(EngineError, match="rank 1 of the model failed: `--model` must hold"):
+        ranks.join()  # fails itself where the other rank ends while the two connect
         ranks.allocate(10, 64)
     ranks.close()

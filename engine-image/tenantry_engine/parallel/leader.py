@@ -68,9 +68,14 @@ class Ranks:
             follower.send(_begin(config, follower.rank, self._meeting))
 
     def join(self) -> Joined:
-        """The group, once every rank is there."""
+        """The group, once every rank is there. Raises EngineError, with the reason of the rank that did not come."""
         device = self._device if self._device == "cpu" else "cuda:0"
-        self._group = Joined(0, self.size, self._meeting, device)
+        try:
+            self._group = Joined(0, self.size, self._meeting, device)
+        except RuntimeError as error:
+            for follower in self._followers:
+                follower.heard()
+            raise EngineError(f"the ranks of the model did not meet: {error}") from error
         return self._group
 
     def allocate(self, pages: int, positions: int) -> None:

@@ -208,7 +208,7 @@ class Stage:
         }
         found: dict[str, Facts] = {}
         for name, obj in ours:
-            key = f"{obj['kind']} {key_of(obj)}".replace(name, "*")
+            key = f"{obj['kind']} {key_of(obj)}".replace(name, "*").replace(self.lab.suffix, "<lab>")
             found.setdefault(name, {})[key] = _plain(_outline(obj, revisions), name, uids)
         return found
 

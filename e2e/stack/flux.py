@@ -29,10 +29,6 @@ CONTROLLERS = {
     "source-controller": "github.com/fluxcd/source-controller",
     "kustomize-controller": "github.com/fluxcd/kustomize-controller",
 }
-CRDS = {
-    "source-controller": "source.toolkit.fluxcd.io_gitrepositories.yaml",
-    "kustomize-controller": "kustomize.toolkit.fluxcd.io_kustomizations.yaml",
-}
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,12 @@ def following(kube: Kube) -> Iterator[Flux]:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenantry-flux-")))
         repository = stack.enter_context(git.serve(root / "git"))
         for name, module in CONTROLLERS.items():
-            crd = yaml.safe_load(
-                (binaries.module_folder(name, module) / "config" / "crd" / "bases" / CRDS[name]).read_text()
-            )
-            kube.apply(crd)
-            kube.run("wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s")
+            bases = binaries.module_folder(name, module) / "config" / "crd" / "bases"
+            for crd in [yaml.safe_load(path.read_text()) for path in sorted(bases.glob("*.yaml"))]:
+                kube.apply(crd)
+                kube.run(
+                    "wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s"
+                )
         kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         storage = free_port()
         own = {"source-controller": [

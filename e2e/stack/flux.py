@@ -57,11 +57,10 @@ class Flux:
         def reached(found: JsonObject | None) -> bool:
             status = (found or {}).get("status") or {}
             done = "lastAppliedRevision" if ready == "True" else "lastAttemptedRevision"
-            return (
-                str(status.get(done, "")).endswith(commit)
-                and condition(found, "Ready").get("status") == ready
-                and condition(found, "Reconciling").get("status") != "True"
-            )
+            # After a failure it goes on to say `Reconciling`, for it will try again.
+            at_rest = ready == "False" or condition(found, "Reconciling").get("status") != "True"
+            told = condition(found, "Ready").get("status") == ready
+            return str(status.get(done, "")).endswith(commit) and told and at_rest
 
         found = self.kube.wait(what, "kustomization", NAME, NAMESPACE, until=reached, seconds=seconds)
         assert found is not None

@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 import yaml
-from kubernetes.aio.client import ApiClient, CustomObjectsApi
+from kubernetes.aio.client import ApiClient, ApiException, CustomObjectsApi
 from kubernetes.aio.watch import Watch
 from prometheus_client.parser import text_string_to_metric_families
 from tenantry.api import keys, names
@@ -171,15 +171,24 @@ class Seen:
     told: dict[tuple[str, int], float] = field(default_factory=dict)
     unready: set[str] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    watching: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def run(self, kubeconfig: Path, resource: Resource) -> None:
         new_watch: Any = Watch
-        async with ApiClient(await load_configuration(kubeconfig)) as api, new_watch() as watch:
+        async with ApiClient(await load_configuration(kubeconfig)) as api:
             listing = CustomObjectsApi(api).list_cluster_custom_object
-            async for event in watch.stream(listing, resource.group, resource.version, resource.plural):
-                self._take(resource.plural, event["object"])
-                async with self.changed:
-                    self.changed.notify_all()
+            while True:
+                try:
+                    async with new_watch() as watch:
+                        stream = watch.stream(listing, resource.group, resource.version, resource.plural)
+                        async for event in stream:
+                            self._take(resource.plural, event["object"])
+                            async with self.changed:
+                                self.changed.notify_all()
+                except ApiException as error:
+                    if error.status != 429:  # so the API server answers while a new kind's storage starts
+                        raise
+                    await asyncio.sleep(0.5)
 
     def _take(self, plural: str, obj: Obj) -> None:
         name = obj["metadata"]["name"]
@@ -209,6 +218,9 @@ class Seen:
             processes.check()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not within {seconds:g} s: {what}")
+            for task in self.watching:
+                if task.done():
+                    task.result()  # raises what ended it
             if time.monotonic() - spoken > 15:
                 spoken = time.monotonic()
                 say(
@@ -434,6 +446,7 @@ async def _measure(
     ):
         seen = Seen()
         watching = [asyncio.create_task(seen.run(plane.kubeconfig, kind)) for kind in (TENANT, ADAPTER)]
+        seen.watching = watching
         say("pools ...")
         await make_pools(client, size, processes)
         say(f"{size.tenants} tenants and {size.adapters} adapters ...")

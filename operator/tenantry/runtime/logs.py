@@ -56,4 +56,5 @@ def configure(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    logging.getLogger("kopf").setLevel(max(level, logging.WARNING))
+    for library in ("kopf", "httpx"):  # a line for each of their requests
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))

@@ -378,7 +378,7 @@ async def change_limits(
         patch = {"spec": {"limits": {"maxOutputTokens": limit}}}
         await client.merge_patch(TENANT, Key("", name), patch)
         began = time.monotonic()
-        while not (await enforced(http, secrets[which])).endswith(f" {limit}"):
+        while not (await enforced(http, secrets[which], ALIAS)).endswith(f" {limit}"):
             if time.monotonic() - began > 60:
                 raise RuntimeError(f"the limit of {name} was not enforced within 60 s")
             await asyncio.sleep(0.005)

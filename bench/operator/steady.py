@@ -242,9 +242,9 @@ async def routed(client: Client) -> int:
     return sum([bool(obj.get("status", {}).get("route")) async for obj in client.list(TENANT)])
 
 
-async def enforced(http: httpx.AsyncClient, key: str) -> str:
+async def enforced(http: httpx.AsyncClient, key: str, model: str = "chat") -> str:
     """What the gateway says of a request far above the limit: it names the limit that it enforces."""
-    body = {"model": "chat", "max_tokens": 999_999, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": model, "max_tokens": 999_999, "messages": [{"role": "user", "content": "hi"}]}
     answer = await http.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
     return str(answer.json()["error"]["message"])
 

@@ -84,12 +84,6 @@ def renewed(
     return wanted
 
 
-def certificate_state(published: Mapping[str, str]) -> dict[str, float]:
-    """Part -> when its certificate ends (Unix seconds); what is missing or unreadable is left out."""
-    ends = {part: expiry(published.get(f"{part}.crt", "")) for part in CALLERS}
-    return {part: end for part, end in ends.items() if end is not None}
-
-
 def _key(pem: str) -> Ed25519PublicKey | None:
     try:
         key = x509.load_pem_x509_certificate(pem.encode()).public_key()

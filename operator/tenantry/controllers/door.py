@@ -18,7 +18,6 @@ from tenantry.evidence import checks
 from tenantry.evidence.checks import Refusal
 from tenantry.evidence.findings import Finding, blind
 
-from .visits import GATEWAY_SERVICE
 from .world import World
 
 NAMES_AT_ONCE = 4
@@ -40,7 +39,7 @@ class Door:
         except (OSError, UnicodeDecodeError):
             return blind("the key that is set aside cannot be read", at)
         space = self.world.config.release_namespace
-        base = f"http://{GATEWAY_SERVICE}.{space}.svc:{names.GATEWAY_PORT}/v1"
+        base = f"http://{names.GATEWAY_SERVICE}.{space}.svc:{names.GATEWAY_PORT}/v1"
         try:
             own = await self._models(base, key)
             asked = _some([name for name in foreign if name not in own], at)

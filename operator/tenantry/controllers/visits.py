@@ -17,7 +17,6 @@ from tenantry.probes import look
 
 from .reading import listed, read
 
-GATEWAY_SERVICE = "tenantry-gateway"
 METADATA_ADDRESS = "169.254.169.254"
 
 
@@ -30,7 +29,7 @@ async def targets(config: OperatorConfig, client: Client) -> list[Target]:
     resolver = look.nameserver()
     if resolver is not None:
         found += [Target(Kind.DNS, resolver, 53), Target(Kind.DNS, resolver, 53, query=True)]
-    service = await read(client, SERVICE, Key(config.release_namespace, GATEWAY_SERVICE))
+    service = await read(client, SERVICE, Key(config.release_namespace, names.GATEWAY_SERVICE))
     address = ((service or {}).get("spec") or {}).get("clusterIP")
     if address and address != "None":
         found.append(Target(Kind.SERVICE, str(address), names.GATEWAY_PORT))

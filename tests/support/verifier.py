@@ -78,7 +78,7 @@ class Verifier:
         now = time.time()
         claims: Wire = {
             "iss": ISSUER,
-            "iat": int(now),
+            "iat": now,  # with its fraction, as RFC 7519 lets it be: two within a second differ
             "exp": now + self.seconds,
             "customized_claims": {"runtime_data": dict(runtime)},
             "submods": {"cpu0": {"measurement": GOOD, "debug": False}},

@@ -92,8 +92,12 @@ def _progress(lanes: Sequence[LaneView], wanted: int, ready: int, message: str) 
     failure = next((lane.failure for lane in lanes if lane.failure), "")
     if failure:
         text = f"the upgrade failed and was taken back: {failure}; change the spec or `upgrade.retryToken` to try again"
-        verdict = stall("UpgradeFailed", text)
-        return (yes("Reconciling", "RollingBack", text), verdict[1]) if outdated else verdict
+        idle, stalled = stall("UpgradeFailed", text)
+        if outdated:
+            return yes("Reconciling", "RollingBack", text), stalled
+        if any(lane.updated < lane.replicas for lane in lanes):  # a pod is between its end and its successor
+            return yes("Reconciling", "Starting", message), stalled
+        return idle, stalled
     if outdated:
         return progress("Rolling", f"{outdated} replicas run an earlier template")
     if any(lane.rolling and lane.replicas for lane in lanes):

@@ -47,6 +47,8 @@ def test_a_failed_upgrade_is_stalled_serves_on_and_says_what_to_do(pool_spec: Ad
     )
     assert said["TemplateCurrent"] == "False RolledBack"
     assert told(pool_spec, replace(failed, outdated=1))["Reconciling"] == "True RollingBack"
+    between = told(pool_spec, replace(failed, ready=1, updated=1))
+    assert (between["Reconciling"], between["Stalled"]) == ("True Starting", "True UpgradeFailed")
     message = next(v.message for v in verdicts({}, pool_spec, [failed], None) if v.type == "Stalled")
     assert "retryToken" in message
 

@@ -14,19 +14,39 @@ void widen(const T* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
 }
 
-// panels[p][k][*]: the P columns of panel p at input k, so that load2 gives columns 0..W-1 and W..P-1 in order:
-// bf16 columns are interleaved, column j beside column j + W.
+// panels[p][k][*]: the P columns of panel p at input k. load2 gives of them what it gives of P neighbours in a row.
 template <typename T>
 void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_begin, int64_t panel_end) {
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     for (int j = 0; j < P; ++j) {
-      const int place = sizeof(T) == 2 ? (j % W) * 2 + j / W : j;
       const int64_t column = p * P + j;
-      T* to = panels + p * in * P + place;
+      T* to = panels + p * in * P + j;
       for (int64_t k = 0; k < in; ++k) to[k * P] = column < out ? weight[column * in + k] : T{};
     }
   }
 }
+
+// Where a tile's sums go: into y, whose type may be wider than the weights'.
+template <typename T, typename Out>
+struct ToRows {
+  const Gemm<T, Out>& call;
+
+  TENANTRY_INLINE void operator()(int64_t row, int64_t column, V low, V high) const {
+    const int64_t count = std::min<int64_t>(P, call.out - column);
+    if (call.bias) {
+      V bias[2];
+      load2(call.bias + column, count, bias[0], bias[1]);
+      in_pairs(static_cast<const T*>(nullptr), bias[0], bias[1]);
+      low += bias[0];
+      high += bias[1];
+    }
+    Out* y = call.y + row * call.y_stride + column;
+    if (count == P) return store_pair(y, low, high, static_cast<const T*>(nullptr));
+    Out whole[P];
+    store_pair(whole, low, high, static_cast<const T*>(nullptr));
+    std::memcpy(y, whole, static_cast<size_t>(count) * sizeof(Out));
+  }
+};
 
 constexpr int64_t kPause = 64;  // inputs between two calls of `ahead`
 
@@ -49,9 +69,10 @@ class NextPanel {
   int64_t each_ = 0;
 };
 
-// R rows times N panels, all sums in registers. `ahead()` is called now and then: it may ask for memory.
-template <int R, int N, typename T, typename Out, typename Ahead>
-TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, Ahead& ahead) {
+// R rows times N panels, all sums in registers; `put(row, column, low, high)` takes them in pairs, in load2's order.
+// `ahead()` is called now and then: it may ask for memory.
+template <int R, int N, typename T, typename Out, typename Put, typename Ahead>
+TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, const Put& put, Ahead& ahead) {
   const float* x = call.x + row * call.x_stride;
   const T* panels = call.panels + panel * call.in * P;
   const int64_t x_stride = call.x_stride, in = call.in, column = panel * P;
@@ -71,27 +92,8 @@ TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, 
       }
     }
   }
-  for (int r = 0; r < R; ++r) {
-    for (int n = 0; n < N; ++n) {
-      const int64_t first = column + n * P;
-      const int64_t count = std::min<int64_t>(P, call.out - first);
-      Out* y = call.y + (row + r) * call.y_stride + first - call.y_column;
-      if (count == P) {
-        V low = acc[r][n][0], high = acc[r][n][1];
-        if (call.bias) {
-          low += load1(call.bias + first);
-          high += load1(call.bias + first + W);
-        }
-        store_in_order(y, low);
-        store_in_order(y + W, high);
-        continue;
-      }
-      float sums[P];
-      store1(sums, acc[r][n][0]);
-      store1(sums + W, acc[r][n][1]);
-      for (int64_t j = 0; j < count; ++j) from_float(call.bias ? sums[j] + call.bias[first + j] : sums[j], y[j]);
-    }
-  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) put(row + r, column + n * P, acc[r][n][0], acc[r][n][1]);
 }
 
 #if defined(__AVX512F__)
@@ -109,18 +111,19 @@ constexpr int panels_of() {
   return n;
 }
 
-template <int R, typename T, typename Out, typename Ahead>
-void tiles(const Gemm<T, Out>& call, int64_t row, int64_t begin, int64_t end, Ahead& ahead) {
+template <int R, typename T, typename Out, typename Put, typename Ahead>
+void tiles(const Gemm<T, Out>& call, int64_t row, int64_t begin, int64_t end, const Put& put, Ahead& ahead) {
   constexpr int N = panels_of<R, T>();
   int64_t p = begin;
-  for (; p + N <= end; p += N) tile<R, N>(call, row, p, ahead);
-  for (; p < end; ++p) tile<R, 1>(call, row, p, ahead);
+  for (; p + N <= end; p += N) tile<R, N>(call, row, p, put, ahead);
+  for (; p < end; ++p) tile<R, 1>(call, row, p, put, ahead);
 }
 
-template <int R, typename T, typename Out, typename Ahead>
-void tiles_of(const Gemm<T, Out>& call, int64_t rows, int64_t row, int64_t begin, int64_t end, Ahead& ahead) {
-  if (rows == R) return tiles<R>(call, row, begin, end, ahead);
-  if constexpr (R > 1) tiles_of<R - 1>(call, rows, row, begin, end, ahead);
+template <int R, typename T, typename Out, typename Put, typename Ahead>
+void tiles_of(const Gemm<T, Out>& call, int64_t rows, int64_t row, int64_t begin, int64_t end, const Put& put,
+              Ahead& ahead) {
+  if (rows == R) return tiles<R>(call, row, begin, end, put, ahead);
+  if constexpr (R > 1) tiles_of<R - 1>(call, rows, row, begin, end, put, ahead);
 }
 
 // About how often `ahead` is called.
@@ -130,9 +133,9 @@ int64_t pauses_of(const Gemm<T, Out>& call, int64_t rows, int64_t panel_begin, i
   return (panel_end - panel_begin) * tall * ((call.in + kPause - 1) / kPause);
 }
 
-template <typename T, typename Out, typename Ahead>
+template <typename T, typename Out, typename Put, typename Ahead>
 void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                Ahead& ahead) {
+                const Put& put, Ahead& ahead) {
   const int64_t rows = row_end - row_begin, count = (rows + kTileRows - 1) / kTileRows;
   const int64_t step = count > 1 ? 1 : panel_end - panel_begin;  // a panel stays in the cache while its tiles pass
   for (int64_t p = panel_begin; p < panel_end; p += step) {
@@ -142,7 +145,7 @@ void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, in
     }
     for (int64_t t = 0; t < count; ++t) {  // tiles of nearly equal height
       const int64_t from = row_begin + rows * t / count, to = row_begin + rows * (t + 1) / count;
-      tiles_of<kTileRows>(call, to - from, from, p, p + step, ahead);
+      tiles_of<kTileRows>(call, to - from, from, p, p + step, put, ahead);
     }
   }
 }
@@ -150,7 +153,7 @@ void gemm_ahead(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, in
 template <typename T, typename Out>
 void gemm(const Gemm<T, Out>& call, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   NextPanel ahead;
-  gemm_ahead(call, row_begin, row_end, panel_begin, panel_end, ahead);
+  gemm_ahead(call, row_begin, row_end, panel_begin, panel_end, ToRows<T, Out>{call}, ahead);
 }
 
 }  // namespace TENANTRY_ISA

@@ -133,7 +133,7 @@ template <typename T, typename Out>
 Gemm<T, Out> product(const at::Tensor& floats, const at::Tensor& panels, int64_t out,
                      const std::optional<at::Tensor>& bias, at::Tensor& y) {
   return {data<const float>(floats), floats.stride(0), floats.size(0), floats.size(1), out, data<const T>(panels),
-          bias ? data<const float>(*bias) : nullptr, data<Out>(y), out, 0};
+          bias ? data<const float>(*bias) : nullptr, data<Out>(y), out};
 }
 
 }  // namespace tenantry

@@ -24,7 +24,6 @@ struct Gemm {
   const float* bias; // [out] or null
   Out* y;            // [rows, ...], row stride y_stride
   int64_t y_stride;
-  int64_t y_column;  // the column that y begins with
 };
 
 // One module of one segment in a LoRA call.

@@ -92,14 +92,6 @@ TENANTRY_INLINE void store2(Bf16* p, V a, V b) {
   std::memcpy(p, &bits, sizeof(U));
 }
 
-// W elements in their order.
-TENANTRY_INLINE void store_in_order(float* p, V v) { store1(p, v); }
-TENANTRY_INLINE void store_in_order(Bf16* p, V v) {
-  typedef uint16_t H __attribute__((vector_size(W * 2)));
-  const H halves = __builtin_convertvector(round_bits(v) >> 16, H);
-  std::memcpy(p, &halves, sizeof(H));
-}
-
 // What load2 gave of T, in the order of the elements.
 TENANTRY_INLINE void in_order(const float*, V&, V&) {}
 TENANTRY_INLINE void in_order(const Bf16*, V& even, V& odd) {
@@ -118,6 +110,29 @@ TENANTRY_INLINE void in_order(const Bf16*, V& even, V& odd) {
 #endif
   even = first;
   odd = second;
+}
+
+// The other way round: elements in their order as load2 would give them of T.
+TENANTRY_INLINE void in_pairs(const float*, V&, V&) {}
+TENANTRY_INLINE void in_pairs(const Bf16*, V& first, V& second) {
+  I even, odd;
+  for (int lane = 0; lane < W; ++lane) {
+    even[lane] = 2 * lane;
+    odd[lane] = 2 * lane + 1;
+  }
+  const V low = __builtin_shuffle(first, second, even), high = __builtin_shuffle(first, second, odd);
+  first = low;
+  second = high;
+}
+
+// A pair of T's order as elements of Out.
+template <typename T>
+TENANTRY_INLINE void store_pair(T* p, V a, V b, const T*) {
+  store2(p, a, b);
+}
+TENANTRY_INLINE void store_pair(float* p, V a, V b, const Bf16* order) {
+  in_order(order, a, b);
+  store2(p, a, b);
 }
 
 // A pair at `p` of which only `count` elements exist; the rest reads as zero and is not written.

@@ -35,6 +35,8 @@ from .world import Pool, World
 
 PULLING_SECONDS = 1.0
 RETRY_SECONDS = 30.0
+EARLY_SECONDS = 2.0
+"""One commit may bring an adapter and its tenant, in any order: so old is an adapter before it is told to lack one."""
 
 ROLLOUTS = Counter("tenantry_rollouts_total", "Rollouts of adapters that ended, by how.", ["result"])
 
@@ -59,12 +61,14 @@ class AdapterReconciler:
         self.world = world
         self._smokes = Smokes(world)
         self._measuring = Measuring(world)
+        self._came: dict[Key, float] = {}
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
         adapter = self.world.adapter(key)
         if adapter is None:
             self._smokes.forget(key)
             self._measuring.forget(key)
+            self._came.pop(key, None)
             self.world.forget_spec("Adapter", key)
             return DONE
         try:
@@ -72,6 +76,8 @@ class AdapterReconciler:
         except SpecError as error:
             await ctx.set_status(adapter, adapter_status.invalid(adapter, str(error)))
             return DONE
+        if self._is_early(key, adapter, spec):
+            return Result(EARLY_SECONDS)
         memory = machine.recall(AdapterStatus.model_validate(adapter.get("status") or {}))
         spots = list(self._spots(key, spec))
         if any(self._unseen(spot) for spot in spots):
@@ -106,6 +112,14 @@ class AdapterReconciler:
         return Result(max(machine.AT_ONCE, min(due))) if due else DONE
 
     # what is there
+
+    def _is_early(self, key: Key, adapter: Obj, spec: AdapterSpec) -> bool:
+        """Whether its tenant may be on its way here."""
+        if self.world.tenant(spec.tenant_ref) is not None or (adapter.get("status") or {}).get("conditions"):
+            self._came.pop(key, None)
+            return False
+        now = self.world.clock()
+        return now - self._came.setdefault(key, now) < EARLY_SECONDS
 
     def _spots(self, key: Key, spec: AdapterSpec) -> Iterator[_Spot]:
         """Every replica that serves a model which the adapter answers, now or as soon as it can."""

@@ -1,4 +1,7 @@
-"""Events for what turned in a status: that something stalled and why, that it serves, that it no longer does."""
+"""Events for what turned in a status: that something stalled and why, that it no longer serves, that it does again.
+
+That what is new came to serve as it should is no turn: the status tells it, and ten thousand events would not.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ def announce(recorder: Recorder, root: Obj, status: Obj) -> None:
     if ready.get("status") == before.get("status"):
         return
     if ready.get("status") == "True":
+        if before.get("status") != "False":
+            return
         recorder.event(root, "Ready", ready["message"], action="Reconcile")
     elif before.get("status") == "True":
         recorder.event(

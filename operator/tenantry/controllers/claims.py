@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tenantry.api import Route, TenantSpec, Tier
 from tenantry.cluster import Obj
-from tenantry.desired.isolation import Observation
+from tenantry.desired.isolation import UNSEEN, Observation
 from tenantry.evidence.book import Subject
 from tenantry.evidence.findings import together
 
@@ -44,14 +44,17 @@ def observations(
 
 
 def _claimed(world: World, tenant: Obj) -> dict[str, Observation]:
-    """What the stored status claims, shortly after a restart: nothing later."""
-    if world.clock() - world.started >= RESTART_SECONDS:
+    """What the stored status says, shortly after a restart: nothing later.
+
+    What is not looked at at all needs no word of what was said before.
+    """
+    if world.clock() - world.began >= RESTART_SECONDS:
         return {}
     entries = (tenant.get("status") or {}).get("isolation") or []
     return {
-        str(entry["guarantee"]): Observation(True, str(entry.get("reason", "")))
+        str(entry["guarantee"]): Observation(True if entry["state"] == "Enforced" else None, entry["reason"])
         for entry in entries
-        if entry.get("state") == "Enforced"
+        if entry["state"] in ("Enforced", "Configured") and entry["reason"] != UNSEEN.get(entry["guarantee"])
     }
 
 

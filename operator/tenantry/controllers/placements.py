@@ -1,4 +1,8 @@
-"""Who is placed where: the statuses, plus what workers decided a moment ago and have not written yet."""
+"""Who is placed where: the statuses, plus what workers decided a moment ago and have not written yet.
+
+Until this process leads nothing is known here: the statuses are another's to write, and may not have been heard yet.
+Nobody misses it, for every key is due once then.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,6 @@ class Placements:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seeded = False
         self._tenants: dict[str, Placement] = {}
         self._loads: dict[tuple[str, LaneName], dict[str, Load]] = {}
         self._on_replica: dict[Key, set[str]] = {}
@@ -31,26 +34,21 @@ class Placements:
         self.pins: dict[Key, tuple[ReplicaReport, Mapping[str, int]]] = {}
 
     def get(self, tenant: str) -> Placement:
-        self._seed()
         return self._tenants.get(tenant, NOWHERE)
 
     def tenants_on(self, pool: str) -> frozenset[str]:
-        self._seed()
         return frozenset(self._on_pool.get(pool, ()))
 
     def count_on(self, pool: str, without: str) -> int:
         """Tenants of a pool but one."""
-        self._seed()
         found = self._on_pool.get(pool, ())
         return len(found) - (without in found)
 
     def tenants_of(self, replica: Key) -> frozenset[str]:
-        self._seed()
         return frozenset(self._on_replica.get(replica, ()))
 
     def loads(self, pool: str, lane: LaneName, without_tenant: str) -> dict[str, Load]:
         """What all tenants but one put on each replica of a lane."""
-        self._seed()
         loads = self._loads.get((pool, lane), {})
         own = self._tenants.get(without_tenant, NOWHERE).pools.get(pool)
         if own is None:
@@ -85,11 +83,8 @@ class Placements:
         """The replicas that the tenant was on."""
         return self.assume(tenant, NOWHERE)
 
-    def _seed(self) -> None:
-        """Once, from the statuses: the store is complete before anything is placed."""
-        if self._seeded:
-            return
-        self._seeded = True
+    def begin(self) -> None:
+        """From the statuses, once the store is complete and before anything is placed."""
         for tenant in self._store.list(TENANT):
             placement = from_status(tenant)
             if placement.pools:

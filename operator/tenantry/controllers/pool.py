@@ -38,6 +38,13 @@ class PoolReconciler:
         self.farewells = Farewells(world)
         self.rolling = Rolling(world, self.farewells)
         self._taken_back: Counter[tuple[str, int, LaneName]] = Counter()
+        world.setup.first.append(self._begin)
+
+    def _begin(self) -> None:
+        """No tenant may come to a replica that an earlier leader was about to take away."""
+        for pool in self.world.pools():
+            for lane in pool.spec.lanes:
+                self._retire(pool, lane, scaling.decide(lane.replicas, self.world.workload(pool, lane.name)))
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
         obj = self.world.store.get(ADAPTER_POOL, key)
@@ -145,9 +152,7 @@ class PoolReconciler:
         known = (pool.uid, int(pool.obj["metadata"].get("generation", 0)), lane.name)
         count = self._taken_back[known]
         scale = scaling.decide(lane.replicas, live, taken_back=count)
-        replicas = self.world.lane_replicas(pool, lane.name)
-        retiring = replicas[scale.target :] if self._shrinks(scale) else []
-        self.farewells.retire(pool, lane, retiring)
+        retiring = self._retire(pool, lane, scale)
         if retiring and await self._emptied(pool, lane, retiring):
             scale = scaling.decide(lane.replicas, live, taken_back=count, emptied=True)
         if scale.give_up and live is not None:
@@ -155,6 +160,13 @@ class PoolReconciler:
         if scale.taken_back:
             self._taken_back[known] += 1
         return scale
+
+    def _retire(self, pool: Pool, lane: Lane, scale: scaling.Scale) -> list[str]:
+        """The replicas that are to go, from now on for everybody."""
+        replicas = self.world.lane_replicas(pool, lane.name)
+        retiring = replicas[scale.target :] if self._shrinks(scale) else []
+        self.farewells.retire(pool, lane, retiring)
+        return retiring
 
     @staticmethod
     def _shrinks(scale: scaling.Scale) -> bool:

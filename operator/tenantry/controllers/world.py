@@ -121,7 +121,8 @@ class World:
         self.store = setup.store
         self.config: OperatorConfig = setup.config
         self.clock = clock
-        self.started = clock()
+        self.began = clock()
+        """Since when this process leads."""
         self.placements = Placements(setup.store)
         self.observations = Observations()
         self.evidence = Evidence(setup.config, setup.signer)
@@ -142,6 +143,11 @@ class World:
             self.driver = TenantryDriver(setup.signer, self.http)
             self.fetcher = FetcherClient(setup.signer, setup.config.fetcher_url, self.http)
         self._specs: dict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = {}
+        setup.first.append(self._begin)
+
+    def _begin(self) -> None:
+        self.began = self.clock()
+        self.placements.begin()
 
     # specs
 

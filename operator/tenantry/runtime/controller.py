@@ -51,6 +51,8 @@ class Setup:
     enqueue: Enqueue
     fence: Callable[[], Fence]
     trust: Trust | None = None
+    first: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done before the first reconcile: the store is complete then, and this process leads."""
 
 
 class Context(Protocol):

@@ -112,6 +112,8 @@ class Workers:
 
     async def run(self) -> None:
         """Reconcile until cancelled. To be started only by the leader, and only once the store is complete."""
+        for call in self._setup.first:
+            call()
         async with asyncio.TaskGroup() as group:
             for controller in self._hub.controllers.values():
                 count = controller.workers or self._setup.config.workers

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tenantry.api.names import served_name
-from tenantry.cluster import ADAPTER, ADAPTER_POOL, POD, TENANT, Key
+from tenantry.cluster import ADAPTER, ADAPTER_POOL, EVENT, POD, TENANT, Key
+from tenantry.controllers import pods
 from tenantry.promotion.retire import GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -307,6 +308,86 @@ async def test_adapter_first_then_tenant_then_pool(lab: Lab) -> None:
     await lab.pool("lora", tiers=["MidMarket"], lora={})
     await lab.until(ADAPTER, "tone", "Ready", "True")
     await lab.until(TENANT, "maple", "Ready", "True")
+
+
+async def test_one_commit_brings_adapter_and_tenant_in_any_order_and_nothing_is_said_to_be_wrong(
+    lab: Lab, until: Any
+) -> None:
+    await lab.start()
+    await lab.settled_pool("lora", tiers=["MidMarket"], lora={"maxRank": 16})
+    await lab.adapter("tone", "maple", VERSIONS, "1.0.0")
+    await until(lambda: asyncio.sleep(0, Key(lab.config.release_namespace, "tone") in store_keys(lab)))
+    models = [lab.model("tone", "tone")]
+    await lab.tenant(
+        "maple", tier="MidMarket", models=models, adapterNamespaces=[lab.config.release_namespace]
+    )
+    await lab.until(ADAPTER, "tone", "Ready", "True")
+    await lab.until(TENANT, "maple", "Ready", "True")
+    events = [event async for event in lab.client.list(EVENT, namespace=lab.config.release_namespace)]
+    about = [event["reason"] for event in events if event["regarding"]["name"] == "tone"]
+    assert "TenantNotFound" not in about
+
+
+def store_keys(lab: Lab) -> set[Key]:
+    """Adapters that the operator knows of."""
+    assert lab.operator is not None
+    return set(lab.operator.world.store.keys(ADAPTER))
+
+
+async def test_another_operator_writes_to_no_tenant_and_no_adapter(lab: Lab, until: Any) -> None:
+    await lab.start()
+    pool = {
+        "tiers": ["MidMarket"],
+        "lora": {"maxRank": 16},
+        "lanes": [{"name": "fast", "replicas": {"min": 3}}],
+    }
+    await lab.settled_pool("lora", **pool)
+    home = lab.config.release_namespace
+    names = [f"maple{number}" for number in range(6)]
+    for name in names:
+        await lab.adapter(name, name, VERSIONS, "1.0.0")
+        await lab.tenant(name, tier="MidMarket", models=[lab.model("tone", name)], adapterNamespaces=[home])
+    for name in names:
+        await lab.until(TENANT, name, "Ready", "True")
+        await lab.until(ADAPTER, name, "Ready", "True")
+    await until(lambda: asyncio.sleep(0, idle(lab)))
+
+    async def versions() -> dict[str, str]:
+        found = {}
+        for kind in (TENANT, ADAPTER):
+            for name in names:
+                found[f"{kind.plural}/{name}"] = (await lab.get(kind, name) or {})["metadata"][
+                    "resourceVersion"
+                ]
+        return found
+
+    before = await versions()
+    await lab.stop()
+    operator = await lab.start()
+    replicas = [f"{lab.name('lora')}-fast-{number}" for number in range(3)]
+    await until(lambda: asyncio.sleep(0, all(observed(lab, replica) for replica in replicas)))
+    for name in names:  # once more, now that all is known
+        operator.hub.enqueue("adapter", lab.key(ADAPTER, name))
+        operator.hub.enqueue("tenant", lab.key(TENANT, name))
+    await until(lambda: asyncio.sleep(0, idle(lab)))
+    assert await versions() == before
+
+
+def idle(lab: Lab) -> bool:
+    """Whether the operator has nothing to do."""
+    assert lab.operator is not None
+    return all(queue.idle() for queue in lab.operator.hub.queues.values())
+
+
+def observed(lab: Lab, replica: str) -> bool:
+    """Whether the operator has heard the replica's pod out."""
+    assert lab.operator is not None
+    world = lab.operator.world
+    pool = world.pool(lab.name("lora"))
+    pod = world.pod(pool, replica) if pool is not None else None
+    if pod is None:
+        return False
+    return world.observations.get(Key(lab.name("lora"), replica), pods.incarnation(pod)) is not None
 
 
 async def test_consent_withdrawn_or_adapter_deleted_leaves_nothing_on_replicas(lab: Lab, until: Any) -> None:

@@ -9,6 +9,7 @@ from tenantry.api import OperatorConfig
 from tenantry.cluster import ADAPTER_POOL, NODE, POD, STATEFUL_SET, TENANT, Key, Obj
 from tenantry.controllers import World, placing, pods
 from tenantry.controllers.observations import Observation
+from tenantry.controllers.pool import PoolReconciler
 from tenantry.controllers.watches import Watches
 from tenantry.engines import ReplicaReport
 from tenantry.engines.base import AdapterReport, AdapterState, Capacity, Fence, ModelReport, Pages
@@ -242,3 +243,46 @@ def test_a_tenant_that_waited_for_replicas_is_told_why_the_pool_not_that_it_has_
             ownerReferences=[owner],
         )  # fmt: skip
         assert reason(cluster.tenant("maple")) == f"the only pool that fits; lane fast: {expected}"
+
+
+def seated(cluster: Cluster, name: str, *replicas: str) -> Obj:
+    """A tenant as an earlier leader left it."""
+    spec = {"tier": "MidMarket", "models": [{"name": "chat", "baseModel": "tiny"}]}
+    seats = sorted(replicas)
+    place = {"pool": "lora", "namespace": "tenantry-system", "replicas": seats, "reason": "then"}
+    route = {"weight": 1, "models": [{"name": "chat", "pool": "lora"}]}
+    return cluster.put(TENANT, name, spec, {"placement": [place], "route": route})
+
+
+def begin(cluster: Cluster) -> None:
+    """What workers do before their first reconcile."""
+    for call in cluster.world.setup.first:
+        call()
+
+
+def test_a_new_leader_starts_from_the_last_statuses_whatever_it_was_asked_before(cluster: Cluster) -> None:
+    workload = next(iter(cluster.store.list(STATEFUL_SET)))
+    seated(cluster, "early", *REPLICAS[:2])
+    assert not list(Watches(cluster.world).workload_to_tenants(None, workload, cluster.store))
+    names = [f"tenant-{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        seated(cluster, name, REPLICAS[number % 4], REPLICAS[(number + 1) % 4])
+    seated(cluster, "early", *REPLICAS[2:])  # it was moved while another led
+    begin(cluster)
+    placements = cluster.world.placements
+    assert placements.tenants_on("lora") == {"early", *names}
+    assert placements.get("early").pools["lora"].replicas == REPLICAS[2:]
+    for name in names:
+        before = placements.get(name)
+        spec = cluster.world.tenant_spec(cluster.store.get(TENANT, Key("", name)) or {})
+        assert placing.shared(cluster.world, name, spec, 1).placement == before, "a restart moves nobody"
+
+
+def test_a_new_leader_puts_nobody_on_a_replica_that_is_being_emptied(cluster: Cluster) -> None:
+    PoolReconciler(cluster.world)
+    cluster.pool(lanes=[{"name": "fast", "replicas": {"min": 3}}])
+    begin(cluster)
+    assert cluster.world.retiring == {Key("lora", REPLICAS[3])}
+    for number in range(20):
+        placed = cluster.tenant(f"tenant-{number}").placement.pools["lora"]
+        assert REPLICAS[3] not in placed.replicas

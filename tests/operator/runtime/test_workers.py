@@ -53,7 +53,7 @@ class Scripted:
 async def running(name: str, reconciler: Scripted, deadline: float = 5.0) -> AsyncIterator[Hub]:
     hub = Hub(Store(), [Controller(name, reconciler, workers=3, deadline_seconds=deadline)])
     setup = SimpleNamespace(
-        client=None, store=hub.store, config=SimpleNamespace(workers=2, resync_seconds=600)
+        client=None, store=hub.store, config=SimpleNamespace(workers=2, resync_seconds=600), first=[]
     )
     task = asyncio.create_task(Workers(hub, cast(Setup, setup)).run())
     try:
@@ -138,11 +138,34 @@ async def test_a_change_during_a_reconcile_is_seen_by_another_one_after_it() -> 
     assert reconciler.calls["busy"] == 2
 
 
+async def test_what_is_to_be_done_first_is_done_before_any_reconcile() -> None:
+    order: list[str] = []
+
+    async def call() -> Result:
+        order.append("reconcile")
+        return DONE
+
+    reconciler = Scripted({"a": [call]})
+    hub = Hub(Store(), [Controller("late", reconciler)])
+    config = SimpleNamespace(workers=2, resync_seconds=600)
+    setup = SimpleNamespace(
+        client=None, store=hub.store, config=config, first=[lambda: order.append("first")]
+    )
+    hub.enqueue("late", Key("", "a"))
+    task = asyncio.create_task(Workers(hub, cast(Setup, setup)).run())
+    try:
+        await reconciler.until(lambda: reconciler.calls["a"] == 1)
+        assert order == ["first", "reconcile"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_nothing_is_begun_while_the_lease_may_be_anothers() -> None:
     reconciler, leads = Scripted({}), asyncio.Event()
     hub = Hub(Store(), [Controller("doubt", reconciler)])
     config = SimpleNamespace(workers=2, resync_seconds=600)
-    setup = SimpleNamespace(client=None, store=hub.store, config=config)
+    setup = SimpleNamespace(client=None, store=hub.store, config=config, first=[])
     task = asyncio.create_task(Workers(hub, cast(Setup, setup), leads.is_set).run())
     try:
         hub.enqueue("doubt", Key("", "a"))

@@ -19,6 +19,7 @@ from tenantry.api.names import tenant_namespace
 
 Obj = dict[str, Any]
 
+_ENTRY = ("version", "digest", "source", "rank", "secretRef")
 _DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 _HEADER = (
     "# Tenants, pools and adapters of one cluster. Apply it to another one that has Tenantry's CRDs and chart,\n"
@@ -126,15 +127,11 @@ def _last_promoted(status: Obj) -> Obj | None:
     """The version that was promoted last, as an entry of `versions`; None before the first promotion."""
     last = status.get("lastPromoted") or {}
     if last.get("source"):
-        return {name: last[name] for name in ("version", "digest", "source", "rank") if name in last}
+        return {name: last[name] for name in _ENTRY if name in last}
     for channel in status.get("channels") or []:
         if channel.get("name") == "stable" and channel.get("activeVersion") and channel.get("activeSource"):
-            return {
-                "version": channel["activeVersion"],
-                "digest": channel["activeDigest"],
-                "source": channel["activeSource"],
-                "rank": channel.get("activeRank", 1),
-            }
+            active = {name: channel.get(f"active{name[0].upper()}{name[1:]}") for name in _ENTRY}
+            return {"rank": 1} | {name: value for name, value in active.items() if value}
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import yaml
 from tenantry.cli.export import build
 
@@ -57,8 +58,9 @@ def active(entry: Obj) -> Obj:
         "digest": "activeDigest",
         "source": "activeSource",
         "rank": "activeRank",
+        "secretRef": "activeSecretRef",
     }
-    return {"channels": [{"name": "stable", **{names[name]: entry[name] for name in names}}]}
+    return {"channels": [{"name": "stable", **{names[name]: value for name, value in entry.items()}}]}
 
 
 def documents(text: str) -> list[Obj]:
@@ -155,3 +157,12 @@ def test_before_the_first_promotion_the_spec_stands() -> None:
 def test_credentials_stay_behind_and_are_named() -> None:
     _, notes = exported(adapter("1.0.0", version("1.0.0", secretRef="registry")))
     assert notes == ("Secret acme-ml/registry is not exported: create it before you apply",)
+
+
+@pytest.mark.parametrize("kept", ["active", "lastPromoted"])
+def test_a_promoted_version_that_git_dropped_keeps_its_credentials_name(kept: str) -> None:
+    old, new = version("1.0.0", secretRef="registry"), version("2.0.0", B)
+    status = active(old) if kept == "active" else {"lastPromoted": {**old, "generation": 4, "time": "x"}}
+    found, notes = exported(adapter("2.0.0", new, **status))
+    assert found["spec"]["versions"] == [new, old]
+    assert "Secret acme-ml/registry is not exported: create it before you apply" in notes

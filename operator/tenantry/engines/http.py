@@ -13,6 +13,7 @@ from tenantry.api.identity import Signer
 from tenantry.api.tls import Credentials
 
 from .base import INVALID_ANSWER, TIMEOUT, UNREACHABLE, EngineError
+from .peers import PerPeer
 
 MAX_ANSWER_BYTES = 16 << 20
 MAX_CAUSE = 512
@@ -28,12 +29,9 @@ def new_client(
 
     `credentials`: what it shows, and whom it believes, where a peer's URL is `https`.
     """
+    verify = httpx.create_ssl_context(trust_env=False) if credentials is None else credentials.client()
     return httpx.AsyncClient(
-        verify=True if credentials is None else credentials.client(),
-        timeout=timeout,
-        follow_redirects=False,
-        trust_env=False,
-        limits=httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30.0),
+        transport=PerPeer(verify), timeout=timeout, follow_redirects=False, trust_env=False
     )
 
 

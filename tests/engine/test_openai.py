@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,7 +49,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> world.TinyModel:
 
 @pytest.fixture(scope="module")
 def server(model: world.TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(model.folder, tmp_path_factory.mktemp("data"), None)
+    adapters = tmp_path_factory.mktemp("adapters")
+    shutil.copytree(model.adapter("tone", 7, r=4), adapters / "tone")
+    served = Served(model.folder, tmp_path_factory.mktemp("data"), None, adapters=adapters)
+    loaded = served.http.post("/v1/load_lora_adapter", json={"lora_name": "tone", "lora_path": "tone"})
+    assert loaded.status_code == 200, loaded.text
     yield served
     world.wait_for(served.idle)
     served.close()
@@ -180,6 +185,24 @@ def test_a_named_tool_and_several_calls(server: Served) -> None:
     told = [call for d in deltas for call in d.get("tool_calls", [])]
     assert [(c["index"], c["function"]["name"]) for c in told] == [(0, "add"), (1, "sub")]
     assert streamed[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_adapter_calls_tools_as_its_base_does(server: Served) -> None:
+    """Template, rules and reader of calls are the base's, under whatever name a request asks."""
+    named = {"type": "function", "function": {"name": "sub"}}
+    for model in ("base", "tone"):
+        answer = post(server, model=model, tools=TOOLS, tool_choice=named, max_tokens=200)
+        [choice] = answer.json()["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["sub"]
+        call = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+        free = said(server, call, model=model, tools=TOOLS, max_tokens=300)
+        assert free["finish_reason"] == "tool_calls"
+        assert [c["function"]["name"] for c in free["message"]["tool_calls"]] == ["add"]
+    prompts = {
+        post(server, model=model, tools=TOOLS, max_tokens=1).json()["usage"]["prompt_tokens"]
+        for model in ("base", "tone")
+    }
+    assert len(prompts) == 1
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,32 @@ def test_crds_are_kept(helm: Helm) -> None:
         assert document["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
+def test_nothing_of_ours_stands_between_the_api_server_and_anybody(helm: Helm, render: Render) -> None:
+    """What is judged is judged within the API server: no process of ours has to be up, or trusted, for a write."""
+    rendered = helm("template", "crds", str(REPOSITORY / "helm/tenantry-crds"))
+    crds = list(yaml.safe_load_all(rendered.stdout))
+    documents = [*render("monitoring.rules.enabled=true", "monitoring.podMonitors.enabled=true"), *crds]
+    assert not [d for d in documents if d["kind"].endswith("WebhookConfiguration") or d["kind"] == "APIService"]
+    for crd in crds:
+        assert "conversion" not in crd["spec"], "one version: nothing converts and nothing is to be migrated"
+        [version] = crd["spec"]["versions"]
+        assert version["served"]
+        assert version["storage"]
+    policies = [d for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
+    assert policies
+    assert not [d for d in policies if "paramKind" in d["spec"]], "no object that could be missing decides"
+
+
+@pytest.mark.apiserver
+def test_a_second_release_is_refused(installed: Rest, apiserver: Any, helm: Helm) -> None:
+    """Two would claim the same tenants and nodes; names of cluster-wide objects keep the second one out."""
+    for release, where in (("tenantry", "default"), ("second", NAMESPACE), ("second", "default")):
+        target = ("--namespace", where, "--kubeconfig", str(apiserver.kubeconfig))
+        done = helm("install", release, str(CHART), *target, "--dry-run=server")
+        assert done.returncode != 0, (release, where)
+        assert "cannot be imported into the current release" in done.stderr
+
+
 def test_nothing_names_a_namespace_of_its_own(helm: Helm) -> None:
     done = helm("template", "t", str(CHART), "--namespace", "elsewhere")
     namespaced = set(re.findall(r"^  namespace: (\S+)$", done.stdout, re.MULTILINE))

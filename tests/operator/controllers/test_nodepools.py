@@ -56,27 +56,22 @@ async def ash(lab: Lab) -> str:
     return names.tenant_namespace(lab.name("ash"))
 
 
-async def test_without_karpenter_the_tenant_is_told(lab: Lab, until: Any) -> None:
-    offer(lab)
-    await lab.start()
-    await ash(lab)
-
-    async def told() -> bool:
-        waiting = await lab.condition(TENANT, "ash", "Reconciling")
-        return "Karpenter must be installed" in str(waiting.get("message"))
-
-    await until(told)
-
-
-async def test_made_for_the_tenant_awaited_and_gone_before_the_tenant_is(
+async def test_once_karpenter_is_there_made_for_the_tenant_awaited_and_gone_before_the_tenant_is(
     lab: Lab, until: Any, apiserver: ApiServer
 ) -> None:
+    """Without Karpenter the tenant is told; no restart is needed when it comes."""
+    offer(lab)
+    await lab.start()
+    where = await ash(lab)
+
+    async def told() -> bool:
+        found = await lab.condition(TENANT, "ash", "Reconciling")
+        return "Karpenter must be installed" in str(found.get("message"))
+
+    await until(told)
     apiserver.kubectl("apply", "-f", "-", text=json.dumps(KIND))
-    apiserver.kubectl("wait", "--for=condition=Established", "crd/nodepools.karpenter.sh")
     try:
-        offer(lab)
-        await lab.start()
-        where = await ash(lab)
+        apiserver.kubectl("wait", "--for=condition=Established", "crd/nodepools.karpenter.sh")
         pool = await until(lambda: lab.client.get(NODE_POOL, Key("", where)))
         made = pool["spec"]["template"]
         assert made["spec"]["requirements"] == [

@@ -134,13 +134,24 @@ async def test_without_the_operator_nothing_shared_holds_up_a_deletion(lab: Lab,
         assert await gone(lab, resource, lab.key(resource, name))
 
 
+async def node(lab: Lab, name: str) -> None:
+    labels = {names.CLAIMABLE_LABEL: "true", "lab": lab.suffix}
+    await lab.make(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": lab.name(name), "labels": labels}}
+    )
+
+
+async def dedicated(lab: Lab) -> Obj:
+    isolation = {"nodeSelector": {"lab": lab.suffix}}
+    return await lab.tenant(
+        "oak", tier="Enterprise", dedicated={"poolTemplateRef": "gold"}, isolation=isolation
+    )
+
+
 async def oak(lab: Lab) -> str:
     """A dedicated tenant that is served; its namespace."""
-    labels = {names.CLAIMABLE_LABEL: "true", "lab": lab.suffix}
-    node: Obj = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": lab.name("n1"), "labels": labels}}
-    await lab.make(node)
-    isolation = {"nodeSelector": {"lab": lab.suffix}}
-    await lab.tenant("oak", tier="Enterprise", dedicated={"poolTemplateRef": "gold"}, isolation=isolation)
+    await node(lab, "n1")
+    await dedicated(lab)
     await lab.until(TENANT, "oak", "Ready", "True", "Serving")
     return names.tenant_namespace(lab.name("oak"))
 
@@ -177,3 +188,38 @@ async def test_a_tenants_namespace_that_goes_before_the_tenant(lab: Lab, until: 
     assert await gone(lab, NAMESPACE, Key("", where))
     freed = await lab.client.get(NODE, Key("", lab.name("n1"))) or {}
     assert names.NODE_TENANT_LABEL not in freed["metadata"]["labels"]
+
+
+async def test_whoever_has_the_name_of_a_tenant_that_was_forced_away_gets_a_place_of_its_own(
+    lab: Lab, until: Any
+) -> None:
+    """Its finalizer was taken off by hand: nothing of the first one is adopted, and nothing is in the way for ever."""
+    await lab.start()
+    where = await oak(lab)
+    space, pool = Key("", where), Key("", names.dedicated_pool(lab.name("oak")))
+    first = {
+        resource: await lab.client.get(resource, key)
+        for resource, key in ((NAMESPACE, space), (ADAPTER_POOL, pool))
+    }
+    await lab.stop()
+    await lab.remove(TENANT, lab.key(TENANT, "oak"))
+    await lab.client.merge_patch(TENANT, lab.key(TENANT, "oak"), {"metadata": {"finalizers": None}})
+    assert await gone(lab, TENANT, lab.key(TENANT, "oak"))
+    again = await dedicated(lab)
+    await node(lab, "n2")
+    await lab.start()
+
+    async def ready() -> Any:
+        return (await lab.condition(TENANT, "oak", "Ready")).get("status")
+
+    await until(ready, "True", seconds=120.0)  # the garbage collector finds what lost its owner, in its own time
+    for resource, old in first.items():
+        made = await lab.client.get(resource, space if resource == NAMESPACE else pool) or {}
+        assert made["metadata"]["uid"] != (old or {})["metadata"]["uid"]
+        assert made["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
+    claims = {}
+    for name in ("n1", "n2"):
+        found = await lab.client.get(NODE, Key("", lab.name(name))) or {}
+        claims[name] = found["metadata"]["annotations"]["tenantry.dev/tenant-uid"]
+    assert claims["n2"] == again["metadata"]["uid"]
+    assert claims["n1"] != claims["n2"], "a claim is the tenant's that made it, until somebody has looked"

@@ -209,6 +209,14 @@ async def test_nothing_is_made_for_a_root_that_is_deleted_or_was_made_anew(bench
     await bench.client.delete(TENANT, key_of(again), uid=uid_of(again))
 
 
+async def test_nothing_is_made_outside_of_the_namespace_of_its_owner(bench: Bench) -> None:
+    """The garbage collector takes such a child for an orphan, and nobody else would ever look for it."""
+    owner = {**bench.root, "metadata": {**bench.root["metadata"], "namespace": "elsewhere"}}
+    with pytest.raises(ValueError, match="must lie in the namespace of its owner, `elsewhere`"):
+        await bench.keeper().ensure(owner, [bench.config(a="1")])
+    assert await bench.client.get(CONFIG_MAP, Key(bench.namespace, "owned")) is None
+
+
 async def test_prune_deletes_only_what_the_root_owns_bears_our_label_and_is_not_kept(
     bench: Bench, apiserver: ApiServer
 ) -> None:

@@ -212,7 +212,8 @@ async def test_whoever_has_the_name_of_a_tenant_that_was_forced_away_gets_a_plac
     async def ready() -> Any:
         return (await lab.condition(TENANT, "oak", "Ready")).get("status")
 
-    await until(ready, "True", seconds=120.0)  # the garbage collector finds what lost its owner, in its own time
+    # The garbage collector finds what lost its owner, in its own time.
+    await until(ready, "True", seconds=120.0)
     for resource, old in first.items():
         made = await lab.client.get(resource, space if resource == NAMESPACE else pool) or {}
         assert made["metadata"]["uid"] != (old or {})["metadata"]["uid"]

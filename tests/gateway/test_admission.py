@@ -92,6 +92,26 @@ async def test_the_queue_is_bounded_and_a_flood_is_shed_with_a_reason(world: Wor
         await asyncio.gather(*(world.client("acme").chat.completions.create(**chat()) for _ in range(6)))
 
 
+async def test_what_is_wrong_never_queues(world: World) -> None:
+    """A model that the tenant has not, or a field that no route takes, is told while all others wait."""
+    free = asyncio.Event()
+
+    async def each(_index: int) -> None:
+        await free.wait()
+
+    for engine in world.engines:
+        engine.behaviour = Behaviour(tokens=1, each=each)
+    world.put("acme", limits={"maxInFlight": 1, "maxQueued": 1})
+    client = world.http("acme")
+    waiting = [asyncio.create_task(client.post(URL, json=chat())) for _ in range(2)]
+    await until(lambda: world.gateway.dispatcher.queued() == 1)
+    for body, status in (({"model": "nowhere"}, 404), ({"bogus": 1}, 400), ({"max_tokens": 0}, 400)):
+        assert (await client.post(URL, json={**chat(), **body})).status_code == status
+    assert (await client.post(URL, json=chat())).status_code == 429
+    free.set()
+    assert [(await task).status_code for task in waiting] == [200, 200]
+
+
 async def test_without_a_queue_concurrency_is_the_reason(world: World) -> None:
     slow(world, 0.2)
     world.put("acme", limits={"maxInFlight": 2, "maxQueued": 0})

@@ -1,4 +1,4 @@
-"""A whole operator with a test's own controller, as a program: `python program.py KUBECONFIG CONFIG NAMESPACE PORT`.
+"""A whole operator with a test's own controller, as a program; see its end for the arguments.
 
 The controller makes one ConfigMap for each Tenant and reports in its status, with the fence that it was given. A Tenant
 whose prompt says `poison` crashes it.
@@ -46,13 +46,9 @@ def build(setup: Setup) -> list[Controller]:
     return [Controller("tenant", TenantReconciler(), watches)]
 
 
-def options(kubeconfig: Path, config: Path, namespace: str, resync: float = 3600.0, port: int = 0) -> Options:
-    return Options(config, None, None, namespace, kubeconfig, port, resync)
-
-
 if __name__ == "__main__":
     logs.configure()
-    os.environ["KUBECONFIG"] = sys.argv[1]
-    asyncio.run(
-        operate(options(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], port=int(sys.argv[4])), build)
-    )
+    kubeconfig, config, namespace, port, resync_seconds = sys.argv[1:]
+    os.environ["KUBECONFIG"] = kubeconfig
+    options = Options(Path(config), None, None, namespace, Path(kubeconfig), int(port), float(resync_seconds))
+    asyncio.run(operate(options, build))

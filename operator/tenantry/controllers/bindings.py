@@ -177,11 +177,9 @@ def _listed(world: World, key: Key | None, digest: str) -> Pull | None:
         spec = world.adapter_spec(adapter)
     except SpecError:
         return None
-    entry = next((version for version in spec.versions if version.digest == digest), None)
-    if entry is None:
-        return None
-    release = Release(entry.version, entry.digest, entry.source, entry.rank, entry.secret_ref or "")
-    return pull(key, spec, release)
+    return next(
+        (pull(key, spec, Release.of(entry)) for entry in spec.versions if entry.digest == digest), None
+    )
 
 
 def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Wanted]:

@@ -31,10 +31,7 @@ def wanted(spec: AdapterSpec, channel: ChannelName) -> Release | None:
     asked = spec.channel(channel)
     if asked is None:
         return None
-    entry = next((version for version in spec.versions if version.version == asked.version), None)
-    if entry is None:
-        return None
-    return Release(entry.version, entry.digest, entry.source, entry.rank, entry.secret_ref or "")
+    return next((Release.of(entry) for entry in spec.versions if entry.version == asked.version), None)
 
 
 def fault_of(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tenantry.api.adapter import AdapterVersion, ReleaseStatus
+
 
 @dataclass(frozen=True)
 class Release:
@@ -16,6 +18,11 @@ class Release:
     source: str
     rank: int
     secret_ref: str = ""
+
+    @classmethod
+    def of(cls, entry: AdapterVersion | ReleaseStatus) -> Release:
+        """What a spec lists, or a status remembers."""
+        return cls(entry.version, entry.digest, entry.source, entry.rank, entry.secret_ref or "")
 
     def same(self, other: Release | None) -> bool:
         """Whether it is the same version of the same bytes, wherever they come from."""

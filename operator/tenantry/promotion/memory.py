@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from tenantry.api.adapter import AdapterSpec, AdapterStatus, ChannelName, ChannelStatus, Phase, ReleaseStatus
+from tenantry.api.adapter import AdapterSpec, AdapterStatus, ChannelName, ChannelStatus, Phase
 
 from .analysis import Tally
 from .facts import Release
@@ -151,7 +151,7 @@ def recall(status: AdapterStatus) -> Memory:
             revision=found.revision,
             attempt=found.attempt,
             phase=found.phase,
-            release=_release(found),
+            release=Release.of(found),
             started_at=seconds(found.started_at),
             step_started_at=seconds(found.step_started_at),
             step=found.step,
@@ -166,16 +166,16 @@ def recall(status: AdapterStatus) -> Memory:
         promoted=None
         if status.last_promoted is None
         else Promoted(
-            _release(status.last_promoted),
+            Release.of(status.last_promoted),
             status.last_promoted.generation,
             seconds(status.last_promoted.time),
         ),
-        history=tuple(Replaced(_release(past), seconds(past.replaced_at)) for past in status.history),
+        history=tuple(Replaced(Release.of(past), seconds(past.replaced_at)) for past in status.history),
         failed=tuple(
             Failed(
                 entry.revision,
                 entry.attempt,
-                _release(entry),
+                Release.of(entry),
                 entry.reason,
                 entry.message,
                 seconds(entry.time),
@@ -261,10 +261,6 @@ def _active(channel: ChannelStatus | None) -> Release | None:
         channel.active_rank or 1,
         channel.active_secret_ref or "",
     )
-
-
-def _release(status: ReleaseStatus) -> Release:
-    return Release(status.version, status.digest, status.source, status.rank, status.secret_ref or "")
 
 
 def _wire(release: Release) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def world() -> World:
     store.put(TENANT, tenant)
     Watches(world).tenant_to_replicas(None, tenant, store)
     store.put(ADAPTER, obj("Adapter", "tone", SPEC, promoted(), namespace="ml"))
+    for call in world.setup.first:
+        call()
     return world
 
 

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from tenantry.api import names
 from tenantry.api.common import Model
 from tenantry.api.identity import IdentityError, Verifier
+from tenantry.api.streams import TooLong, read_bounded
 
 from .gate import Challenge, Gate, GateError, evidence_path, is_open, lease
 from .token import MAX_TOKEN_BYTES, Question
@@ -93,39 +94,38 @@ class Door:
 
     async def _heard(self, request: Request) -> bytes:
         """The body of a request that the operator signed. Raises GateError."""
-        raw = bytearray()
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > _MAX_BODY_BYTES:
-                raise GateError("too_large", f"the body must have at most {_MAX_BODY_BYTES} bytes", 413)
+        try:
+            raw = await read_bounded(request.stream(), _MAX_BODY_BYTES)
+        except TooLong as error:
+            raise GateError(
+                "too_large", f"the body must have at most {_MAX_BODY_BYTES} bytes", 413
+            ) from error
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         try:
             verifier = Verifier.load(self._audience, self._identities)
             verifier.verify(token, {names.OPERATOR_ISSUER}, request.url.path, sha256(raw).hexdigest())
         except (IdentityError, OSError, ValueError) as error:
             raise GateError("unauthorized", str(error), 401) from error
-        return bytes(raw)
+        return raw
 
 
 async def _evidence(agent: str, question: Question) -> bytes:
     """What the agent in the pod's sandbox says, bounded. Raises GateError."""
-    raw = bytearray()
     try:
         async with (
             httpx.AsyncClient(timeout=_AGENT_SECONDS, trust_env=False) as client,
             client.stream("GET", agent + evidence_path(question)) as response,
         ):
-            async for chunk in response.aiter_bytes():
-                raw += chunk
-                if len(raw) > MAX_EVIDENCE_BYTES:
-                    raise GateError("NoEvidence", "the attestation agent sends too much", 502)
+            raw = await read_bounded(response.aiter_bytes(), MAX_EVIDENCE_BYTES)
             if response.status_code != 200:
                 raise GateError("NoEvidence", f"the attestation agent answers {response.status_code}", 502)
+    except TooLong as error:
+        raise GateError("NoEvidence", "the attestation agent sends too much", 502) from error
     except (httpx.HTTPError, OSError) as error:
         raise GateError(
             "NoEvidence", f"the attestation agent does not answer: {type(error).__name__}", 502
         ) from error
-    return bytes(raw)
+    return raw
 
 
 def _invalid(error: ValidationError) -> JSONResponse:

@@ -12,6 +12,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from tenantry.api import names
+from tenantry.api.streams import TooLong, read_bounded
 from tenantry.cluster import POD, Obj
 from tenantry.desired.objects import GATEWAY_COMPONENT, OWN_GATEWAY_COMPONENT
 from tenantry.placement.moves import GatewayView
@@ -46,14 +47,10 @@ async def _ask(world: World, pod: Obj, tenant: str) -> GatewayView:
     url = f"{world.gateway_url(pod)}/tenants/{tenant}"
     try:
         async with world.http.stream("GET", url, timeout=TIMEOUT) as response:
-            raw = bytearray()
-            async for chunk in response.aiter_bytes():
-                raw += chunk
-                if len(raw) > MAX_ANSWER_BYTES:
-                    return GatewayView(name, silent=True)
+            raw = await read_bounded(response.aiter_bytes(), MAX_ANSWER_BYTES)
             if response.status_code != 200:
                 return GatewayView(name, silent=True)
-        answer = _Answer.model_validate_json(bytes(raw))
-    except (httpx.HTTPError, OSError, ValidationError):
+        answer = _Answer.model_validate_json(raw)
+    except (httpx.HTTPError, OSError, TooLong, ValidationError):
         return GatewayView(name, silent=True)
     return GatewayView(name, routes=frozenset(answer.routes), requests=answer.requests)

@@ -16,6 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenantry.api import names
+from tenantry.api.streams import TooLong, read_bounded
 from tenantry.cluster import ENDPOINT_SLICE, ApiError, Key
 from tenantry.desired.objects import GATEWAY_COMPONENT, OWN_GATEWAY_COMPONENT
 from tenantry.promotion.analysis import Counts, Histogram, Reading, Window, between
@@ -95,12 +96,8 @@ class Measuring:
             ) as answer:
                 if answer.status_code != 200:
                     return None
-                raw = bytearray()
-                async for chunk in answer.aiter_bytes():
-                    raw += chunk
-                    if len(raw) > MAX_BYTES:
-                        return None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError):
+                raw = await read_bounded(answer.aiter_bytes(), MAX_BYTES)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TooLong):
             return None
         return raw.decode(errors="replace")
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tenantry.api import names
 from tenantry.api.identity import Signer
+from tenantry.api.streams import TooLong, read_bounded
 from tenantry.api.tls import Credentials
 
 from .base import INVALID_ANSWER, TIMEOUT, UNREACHABLE, EngineError
@@ -59,18 +60,14 @@ async def call(
     if body:
         headers["content-type"] = "application/json"
     status: int | None = None
-    raw = bytearray()
     try:
         async with client.stream(
             method, base.rstrip("/") + path, content=body, headers=headers, extensions=expects(base, audience)
         ) as response:
             status = response.status_code
-            async for chunk in response.aiter_bytes():
-                raw += chunk
-                if len(raw) > MAX_ANSWER_BYTES:
-                    raise EngineError(
-                        name, peer, status, INVALID_ANSWER, f"more than {MAX_ANSWER_BYTES} bytes"
-                    )
+            raw = await read_bounded(response.aiter_bytes(), MAX_ANSWER_BYTES)
+    except TooLong as error:
+        raise EngineError(name, peer, status, INVALID_ANSWER, str(error)) from error
     except httpx.TimeoutException as error:
         # An error status stays the news even when the rest of its body never came.
         code = TIMEOUT if status is None or status < 400 else f"http_{status}"
@@ -79,9 +76,9 @@ async def call(
         code = UNREACHABLE if status is None or status < 400 else f"http_{status}"
         raise EngineError(name, peer, status, code, _text(error)) from error
     if not 200 <= status < 300:
-        raise _refused(name, peer, status, bytes(raw))
+        raise _refused(name, peer, status, raw)
     try:
-        return answer.validate_json(bytes(raw))
+        return answer.validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tenantry.api.common import Digest, DnsLabel, DnsSubdomain, Model
 from tenantry.api.identity import IdentityError
+from tenantry.api.streams import TooLong, read_bounded
 from tenantry.api.tls import Credentials
 from tenantry.engines.base import Replica
 from tenantry.engines.fetcher import (
@@ -144,12 +145,10 @@ def create_app(auth: Authenticator, transfers: Transfers, credentials: Credentia
 
 async def _body(request: Request) -> bytes | None:
     """The body, or None when it is too large."""
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > MAX_BODY_BYTES:
-            return None
-    return bytes(raw)
+    try:
+        return await read_bounded(request.stream(), MAX_BODY_BYTES)
+    except TooLong:
+        return None
 
 
 def _error(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:

@@ -11,6 +11,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from tenantry.api.streams import TooLong, read_bounded
+
 from .errors import FetchError, Reason, printable
 
 MAX_REDIRECTS = 3
@@ -98,12 +100,10 @@ class Session:
 
 async def bounded(response: httpx.Response, limit: int, what: str) -> bytes:
     """The body as it travels, never decompressed. Raises FetchError(TooLarge)."""
-    raw = bytearray()
-    async for chunk in response.aiter_raw(CHUNK):
-        raw += chunk
-        if len(raw) > limit:
-            raise FetchError(Reason.TOO_LARGE, f"{what} must have at most {limit} bytes")
-    return bytes(raw)
+    try:
+        return await read_bounded(response.aiter_raw(CHUNK), limit)
+    except TooLong as error:
+        raise FetchError(Reason.TOO_LARGE, f"{what} must have at most {limit} bytes") from error
 
 
 def transport_fault(host: str, error: Exception) -> FetchError:

@@ -20,11 +20,6 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _CHUNK = 1 << 20
 
 
-def blob_length(config: Path, weights: Path) -> int:
-    """Bytes of the blob that the two files make."""
-    return 16 + config.stat().st_size + weights.stat().st_size
-
-
 def blob_chunks(config: Path, weights: Path) -> Iterator[bytes]:
     """The adapter blob of the two files, in pieces of at most 1 MiB."""
     for path in (config, weights):

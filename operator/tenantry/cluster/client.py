@@ -15,7 +15,7 @@ from tenantry.api.names import FIELD_MANAGER, MANAGED_BY, MANAGED_BY_LABEL
 
 from .errors import NotFound
 from .objects import uid_of, version_of
-from .resources import POD, Key, Obj, Resource, key_of, resource_of
+from .resources import Key, Obj, Resource, key_of, resource_of
 from .transport import (
     APPLY_PATCH,
     JSON,
@@ -227,24 +227,6 @@ class Client:
             self._seen(resource, answer)  # finalizers or a grace period keep it for now
         else:
             self.on_gone(resource, key, uid)
-        return True
-
-    async def evict(self, pod: Obj) -> bool:
-        """Ask for the pod's eviction; False when it was gone.
-
-        Raises Unavailable with reason `DisruptionBudget` when a budget forbids it now.
-        """
-        key = key_of(pod)
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": key.name, "namespace": key.namespace},
-            "deleteOptions": {"preconditions": {"uid": uid_of(pod)}},
-        }
-        try:
-            await self.transport.request("POST", POD.path(*key, "eviction"), body=body)
-        except NotFound:
-            return False
         return True
 
     async def replace(self, obj: Obj) -> Obj:

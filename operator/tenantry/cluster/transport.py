@@ -114,7 +114,7 @@ class Transport:
                 if status < 300:
                     return json.loads(text) if text else None
                 failure = _refusal(status, text)
-                if status not in _RETRIED or failure.reason == "DisruptionBudget":
+                if status not in _RETRIED:
                     raise failure
                 retry_after = _seconds(headers.get("Retry-After", ""))
             if attempt + 1 < self._attempts:
@@ -167,8 +167,6 @@ def _refusal(status: int, text: str) -> ApiError:
         return api_error(status, "Unknown", "the answer is no Status object")
     reason = str(answer.get("reason", "") or "Unknown")
     causes = (answer.get("details") or {}).get("causes") or []
-    if any(cause.get("reason") == "DisruptionBudget" for cause in causes):
-        reason = "DisruptionBudget"
     if any(cause.get("field") == "metadata.uid" for cause in causes):
         # a patch with the uid of a former incarnation is called invalid, but it is a precondition that does not hold
         status, reason = 409, "Conflict"

@@ -1,9 +1,8 @@
-"""Events in series, evictions under a budget, preconditions, and rights: on the real API server."""
+"""Events in series, preconditions, and rights: on the real API server."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from tenantry.cluster import (
     Key,
     Obj,
     Recorder,
-    Unavailable,
     key_of,
     uid_of,
     version_of,
@@ -103,37 +101,6 @@ async def test_an_event_that_is_refused_harms_nobody(client: Client, namespace: 
             await asyncio.sleep(0.02)
     assert not running.done()
     running.cancel()
-
-
-async def test_a_budget_forbids_an_eviction_at_once_and_not_after_retries(
-    client: Client, namespace: str, apiserver: ApiServer
-) -> None:
-    labels = {"app": "guarded"}
-    metadata = {"name": "guarded", "namespace": namespace, "labels": labels}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [{"name": "c", "image": "x"}]},
-    }
-    live = await client.create(pod)
-    ready = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-    text = json.dumps(ready)
-    apiserver.kubectl(
-        "-n", namespace, "patch", "pod", "guarded", "--subresource=status", "--type=merge", "-p", text
-    )
-    budget = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": "guard", "namespace": namespace},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
-    }
-    apiserver.kubectl("create", "-f", "-", text=json.dumps(budget))
-    with pytest.raises(Unavailable, match="DisruptionBudget"):
-        await client.evict(live)
-    apiserver.kubectl("-n", namespace, "delete", "pdb", "guard")
-    assert await client.evict(live)
-    assert not await client.evict({"metadata": {**metadata, "name": "absent", "uid": "x"}})
 
 
 async def test_deletes_and_patches_hold_their_preconditions(client: Client, namespace: str) -> None:

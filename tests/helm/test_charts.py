@@ -16,6 +16,7 @@ from support.rest import Object, Rest
 from tenantry.api import OperatorConfig, names
 from tenantry.api.identity import Signer, Verifier
 from tenantry.api.values import Values
+from tenantry.controllers import leftovers
 
 from .conftest import CHART, NAMESPACE, REPOSITORY, Helm, Render
 
@@ -115,6 +116,17 @@ def test_no_wildcards_no_escalation_no_secrets(render: Render) -> None:
         ), name
         if "bind" in rule["verbs"]:
             assert rule["resourceNames"] == ["tenantry-tenant-namespace"]
+
+
+def test_what_the_operator_may_make_for_a_tenant_is_looked_for_after_it(render: Render) -> None:
+    makes = {
+        resource
+        for name, rule in _roles(render())
+        if name in ("tenantry-operator", "tenantry-tenant-namespace") and "create" in rule["verbs"]
+        for resource in rule["resources"]
+    }
+    looked_for = {kind.plural for kind in leftovers.KINDS}
+    assert makes - {"events", "leases"} == looked_for | {"configmaps", "serviceaccounts", "nodepools"}
 
 
 def test_rights_of_each_process(render: Render) -> None:

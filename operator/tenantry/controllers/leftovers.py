@@ -55,7 +55,8 @@ KINDS = (
     POD_DISRUPTION_BUDGET,
     ROLE_BINDING,
 )
-"""All but ConfigMaps and ServiceAccounts, which nobody should have to read everywhere: they go with their namespace."""
+"""All that the operator makes for a tenant but ConfigMaps and ServiceAccounts, which nobody should have to read
+everywhere and which go with their namespace, and NodePools, which go before the Tenant does."""
 AGAIN_SECONDS = 5.0
 PATIENCE_SECONDS = 600.0
 """Adapters drain and pods end in their own time; what is there after that is reported as left."""

@@ -26,17 +26,8 @@ from tenantry.cluster import (
     ADAPTER,
     ADAPTER_POOL,
     CONFIG_MAP,
-    LIMIT_RANGE,
-    NAMESPACE,
-    NETWORK_POLICY,
     NODE,
-    POD,
-    POD_DISRUPTION_BUDGET,
-    RESOURCE_QUOTA,
-    ROLE_BINDING,
-    SERVICE,
     SERVICE_ACCOUNT,
-    STATEFUL_SET,
     TENANT,
     Key,
     Obj,
@@ -48,7 +39,7 @@ from tenantry.cluster import (
     uid_of,
 )
 from tenantry.cluster.client import MANAGED
-from tenantry.controllers import farewell
+from tenantry.controllers import farewell, leftovers
 from tenantry.controllers import pods as pod_facts
 from tenantry.desired.revision import ANNOTATION
 from tenantry.evidence.report import POOL_PREFIX
@@ -64,10 +55,7 @@ SHARED = {"servicecidrs"}
 """Asked once a minute for all tenants together: which of them asks is chance."""
 AT_ONCE = 40
 OWN = (TENANT, ADAPTER_POOL, ADAPTER, NODE)
-MADE = (
-    NAMESPACE, STATEFUL_SET, SERVICE, POD_DISRUPTION_BUDGET, NETWORK_POLICY, RESOURCE_QUOTA, LIMIT_RANGE, ROLE_BINDING,
-    SERVICE_ACCOUNT, CONFIG_MAP, POD,
-)  # fmt: skip
+MADE = (*(kind for kind in leftovers.KINDS if kind not in OWN), SERVICE_ACCOUNT, CONFIG_MAP)
 # Where it differs from one run to the next and says nothing of the end state.
 _VOLATILE = frozenset(
     {

@@ -118,6 +118,13 @@ def test_no_wildcards_no_escalation_no_secrets(render: Render) -> None:
             assert rule["resourceNames"] == ["tenantry-tenant-namespace"]
 
 
+def test_the_cluster_waits_for_no_webhook_of_ours(render: Render) -> None:
+    """Whatever is down here, others' objects are taken: policies are judged by the API server alone."""
+    kinds = {document["kind"] for document in render()}
+    assert "ValidatingAdmissionPolicy" in kinds
+    assert not {kind for kind in kinds if kind.endswith("WebhookConfiguration")}
+
+
 def test_what_the_operator_may_make_for_a_tenant_is_looked_for_after_it(render: Render) -> None:
     makes = {
         resource

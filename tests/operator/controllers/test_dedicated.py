@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,6 +144,20 @@ async def test_engines_go_before_the_namespace_and_a_block_is_said(
     assert command.format(lab.name("oak")) in blocked["message"]
     await lab.client.merge_patch(POD, pod, {"metadata": {"finalizers": None}})
     await until(lambda: gone(lab, TENANT, lab.key(TENANT, "oak")), seconds=60.0)
+
+
+async def test_without_an_operator_the_written_command_lets_everything_go(lab: Lab, until: Any) -> None:
+    """Nothing but the Tenant waits for the operator: no namespace, and nothing in it."""
+    await lab.start()
+    await node(lab, "n1")
+    where = await oak(lab)
+    await lab.until(TENANT, "oak", "Ready", "True")
+    await lab.stop()
+    await lab.remove(TENANT, lab.key(TENANT, "oak"))
+    assert not await gone(lab, TENANT, lab.key(TENANT, "oak"))
+    await lab.client.merge_patch(TENANT, lab.key(TENANT, "oak"), {"metadata": {"finalizers": None}})
+    for resource, name in ((TENANT, lab.name("oak")), (ADAPTER_POOL, where), (NAMESPACE, where)):
+        await until(partial(gone, lab, resource, Key("", name)), seconds=60.0)
 
 
 async def test_nodes_are_claimed_once_and_shortage_is_said(lab: Lab, until: Any) -> None:

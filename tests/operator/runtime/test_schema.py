@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.processes import CONFIG
 from tenantry.cluster import Client, NotFound
+from tenantry.runtime import main
+from tenantry.runtime.main import Options
 from tenantry.runtime.schema import KINDS, SchemaMismatch, check_schema, missing_fields
+
+if TYPE_CHECKING:
+    from tests.conftest import ApiServer
 
 pytestmark = pytest.mark.apiserver
 
@@ -34,6 +42,21 @@ def test_a_field_that_is_not_served_is_named(served: Any) -> None:
     assert missing == ["Tenant.spec.limits", "Tenant.status.route.pools[].uid"]
     assert missing_fields(served, "Tenant", KINDS["Tenant"]) == []
     assert missing_fields({}, "Adapter", KINDS["Adapter"]) == ["Adapter"]
+
+
+async def test_an_operator_on_older_crds_begins_nothing(
+    apiserver: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def older(client: Client) -> None:
+        raise SchemaMismatch("the served CRDs lack `Tenant.spec.weight`")
+
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    options = Options(tmp_path / "config.yaml", None, None, namespace, apiserver.kubeconfig, 0, None)
+    monkeypatch.setattr(main, "check_schema", older)
+    with pytest.raises(SchemaMismatch, match="`Tenant"):
+        async with asyncio.timeout(20):
+            await main.operate(options, lambda setup: [])
+    assert apiserver.kubectl("-n", namespace, "get", "leases", "-o", "name").stdout == ""
 
 
 async def test_the_message_says_what_to_do(

@@ -143,7 +143,9 @@ def test_a_kubelet_makes_only_mirror_pods_of_its_own_node(spaces: Rest) -> None:
     """The one exception for pods, as the API server itself bounds it."""
     mirror = _pod("charts-other", {"operator": "Exists"}, name="mirror", nodeName="charts-node")
     mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "1"}
-    assert "must name a key" in spaces.create(mirror, dry_run=True).complaint, "the annotation alone is nothing"
+    assert "must name a key" in spaces.create(mirror, dry_run=True).complaint, (
+        "the annotation alone is nothing"
+    )
 
 
 # -- fences --
@@ -206,7 +208,9 @@ def test_labels_that_hold_a_tenants_pods_stay(spaces: Rest, eve: str, label: str
         patch = {"metadata": {"labels": {label: "privileged"}}}
         refused = spaces.merge(space, patch, part=part, user=eve, dry_run=True)
         assert "must stay as Tenantry's operator wrote them" in refused.complaint
-    assert spaces.merge(space, {"metadata": {"labels": {"team": "x"}}}, user=eve, dry_run=True).complaint == ""
+    assert (
+        spaces.merge(space, {"metadata": {"labels": {"team": "x"}}}, user=eve, dry_run=True).complaint == ""
+    )
     assert spaces.merge(space, patch, user=OPERATOR, dry_run=True).complaint == ""
 
 
@@ -277,10 +281,10 @@ _OTHERS = [
 
 def test_the_operator_gives_itself_rights_in_tenants_namespaces(spaces: Rest) -> None:
     assert spaces.create(_binding(), user=OPERATOR, dry_run=True).complaint == ""
-    refused = spaces.create(_binding("charts-other"), user=OPERATOR, dry_run=True)
-    assert "namespaces of dedicated tenants only" in refused.complaint
-    refused = spaces.create(_binding("kube-system"), user=OPERATOR, dry_run=True)
-    assert "namespaces of dedicated tenants only" in refused.complaint
+    for elsewhere in ("charts-other", "kube-system"):
+        refused = spaces.create(_binding(elsewhere), user=OPERATOR, dry_run=True)
+        # Two policies refuse it, and either may be the one that the API server lets speak.
+        assert "of dedicated tenants" in refused.complaint
 
 
 @pytest.mark.parametrize("subjects", _OTHERS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tenantry.api import names
 from tenantry.cluster import ADAPTER_POOL, NAMESPACE, POD, TENANT, Key, Obj
+from tenantry.controllers import replica
 from tenantry.placement import moves
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ async def test_adapters_are_verified_at_the_new_place_first_and_gone_from_the_ol
     lab: Lab, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
+    monkeypatch.setattr(replica, "STEADY_SECONDS", 3.0)
     await lab.start()
     await land(lab)
     models = [lab.model("chat"), lab.model("tone", "tone")]

@@ -43,6 +43,7 @@ from tenantry.controllers import farewell, leftovers
 from tenantry.controllers import pods as pod_facts
 from tenantry.desired.revision import ANNOTATION
 from tenantry.evidence.report import POOL_PREFIX
+from tenantry.promotion.retire import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -205,7 +206,8 @@ class Stage:
     async def settled(
         self, instances: list[Instance], *, gone: bool, seconds: float = 90.0
     ) -> dict[str, Facts]:
-        """Nothing is under way (or left, where `gone`), and nothing has changed for as long as a count is debounced."""
+        """Nothing is under way (or left, where `gone`), nor has anything changed for as long as a replica keeps a name
+        that nobody needs, and a count is debounced."""
         before: dict[str, Facts] = {}
         since = time.monotonic()
         deadline = since + seconds
@@ -215,7 +217,7 @@ class Stage:
             left = [key for found in now.values() for key in found if not key.startswith("Node ")]
             if now != before or (gone and left) or not await self._at_rest(instances):
                 before, since = now, time.monotonic()
-            elif time.monotonic() - since > 3.0:
+            elif time.monotonic() - since > GRACE_SECONDS + 3.0:
                 return now
             assert time.monotonic() < deadline, (
                 f"not settled without faults: {json.dumps(now, indent=1)[-4000:]}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stack import promises
-from stack.install import ADAPTERS, Stack
-from stack.kube import JsonObject, eventually, is_ready
+from stack.install import ADAPTERS, DEDICATED_NODE, Stack
+from stack.kube import eventually, is_ready
 
 
 def test_an_adapter_leaves_the_replicas_and_the_routes(stack: Stack) -> None:
@@ -33,10 +33,7 @@ def test_a_dedicated_tenant_gives_everything_back(stack: Stack) -> None:
         )
         assert stack.kube.get("adapterpool", "tenant-oak") is None
         assert stack.client("oak").ask("chat", "hello").status == 401
-        node: JsonObject = stack.kube.get("node", "tenantry-dedicated") or {}
-        assert "tenantry.node-restriction.kubernetes.io/tenant" not in node["metadata"]["labels"]
-        assert not [t for t in node["spec"].get("taints", []) if t["key"] == "tenantry.dev/tenant"]
-        assert node["metadata"]["labels"]["tenantry.dev/claimable"] == "true"
+        assert promises.claims(stack, DEDICATED_NODE) == []
     finally:
         stack.kube.apply(stack.tenant("oak"))
         stack.kube.wait("oak is back", "tenant", "oak", until=is_ready, seconds=240)

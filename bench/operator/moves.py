@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "e2e"), str(REPOSITORY / "bench")]
 
@@ -28,7 +26,7 @@ import report  # noqa: E402
 from stack import install  # noqa: E402
 from stack.install import MODEL, Stack, mint  # noqa: E402
 from stack.kube import JsonObject, condition, eventually, is_ready, summary  # noqa: E402
-from stack.traffic import Answer, Client, Steady  # noqa: E402
+from stack.traffic import Steady  # noqa: E402
 
 TENANT = "moss"
 TIERS = ("Free", "Smb", "MidMarket", "Enterprise")
@@ -66,17 +64,6 @@ def tenant(tier: str, sha256: str) -> JsonObject:
         "metadata": {"name": TENANT},
         "spec": spec,
     }
-
-
-def stream(client: Client) -> Answer:
-    """A streamed answer, to its end."""
-    try:
-        text = "".join(client.stream("chat", "Count from one to ten.", max_tokens=24, seconds=120))
-    except openai.APIStatusError as error:
-        return Answer(error.status_code, message=str(error))
-    except openai.APIError as error:
-        return Answer(0, message=repr(error))
-    return Answer(200, text=text)
 
 
 @contextmanager
@@ -132,7 +119,11 @@ def measure(way: tuple[str, ...]) -> tuple[dict[str, float], list[dict[str, Any]
             workers=1,
             pause=PAUSE_SECONDS * 2,
         )
-        streamed = Steady(lambda: stream(client), workers=1, pause=PAUSE_SECONDS * 2)
+        streamed = Steady(
+            lambda: client.ask_streamed("chat", "Count from one to ten.", max_tokens=24),
+            workers=1,
+            pause=PAUSE_SECONDS * 2,
+        )
         with whole, streamed:
             for before, to in itertools.pairwise(way):
                 failed, asked = _failed(whole, streamed), len(whole.answers) + len(streamed.answers)

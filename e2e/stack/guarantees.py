@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,15 +38,7 @@ def looking_often(stack: Stack) -> Iterator[None]:
 
 def report(stack: Stack, tenant: str, form: str = "json") -> str:
     """What `tenantry report` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tenantry.cli", "report", tenant, "-o", form],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "KUBECONFIG": str(stack.kube.kubeconfig)},
-    )
-    return done.stdout
+    return stack.tenantry("report", tenant, "-o", form)
 
 
 def lines(stack: Stack, tenant: str = TENANT) -> dict[str, JsonObject]:

@@ -64,8 +64,9 @@ def step(text: str) -> Iterator[None]:
     print(f"   done in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def tenantry(*arguments: str) -> str:
+def tenantry(*arguments: str, kubeconfig: Path | None = None) -> str:
     """Standard output of the `tenantry` command line."""
+    cluster = {} if kubeconfig is None else {"KUBECONFIG": str(kubeconfig)}
     result = subprocess.run(
         [sys.executable, "-m", "tenantry.cli", *arguments],
         capture_output=True,
@@ -73,6 +74,7 @@ def tenantry(*arguments: str) -> str:
         timeout=120,
         check=False,
         cwd=REPOSITORY,
+        env={**os.environ, **cluster},
     )
     if result.returncode:
         raise StackError(f"tenantry {arguments[0]}: {result.stderr.strip() or result.stdout.strip()}")
@@ -91,6 +93,10 @@ class Stack:
     keys: dict[str, str] = field(default_factory=dict, repr=False)
     stranger: JsonObject = field(default_factory=dict)
     dns_service: tuple[str, str] = ("kube-dns", "kube-system")
+
+    def tenantry(self, *arguments: str) -> str:
+        """What the command line prints of this cluster."""
+        return tenantry(*arguments, kubeconfig=self.kube.kubeconfig)
 
     def client(self, tenant: str) -> Client:
         """The tenant's client with its key."""

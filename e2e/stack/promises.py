@@ -319,6 +319,17 @@ def kill_gateway(stack: Stack) -> Death:
     )
 
 
+def claims(stack: Stack, node: str) -> list[str]:
+    """What still says that a tenant holds the node, or keeps others from claiming it; empty when it was given back."""
+    found = stack.kube.get("node", stack.node(node)) or {}
+    metadata, taints = found["metadata"], found["spec"].get("taints") or []
+    told = {**metadata["labels"], **(metadata.get("annotations") or {})}
+    marks = ("tenantry.node-restriction.kubernetes.io/tenant", "tenantry.dev/tenant-uid")
+    left = [f"{mark}={told[mark]}" for mark in marks if mark in told]
+    left += [f"taint {taint['key']}" for taint in taints if taint["key"] == "tenantry.dev/tenant"]
+    return left if told.get("tenantry.dev/claimable") == "true" else [*left, "it is not claimable"]
+
+
 def registered(stack: Stack, pool: str) -> dict[str, int]:
     """How many adapters each replica of the pool knows, as the engines' own metrics say; by pod."""
     read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8001/metrics').read().decode())"

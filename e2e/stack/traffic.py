@@ -10,18 +10,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import httpx
 import openai
 
-SERVED = "x-tenantry-served"
+SERVED, LIMIT = "x-tenantry-served", "x-ratelimit-limit-requests"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: `status` 200 with text and served name, or the error's status, code and Retry-After."""
+    """What came back: `status` 200 with text, served name and the limit that it counted against (requests a minute),
+    or the error's status, code and Retry-After."""
 
     status: int
     text: str = ""
     served: str = ""
+    limit: str = ""
     code: str = ""
     message: str = ""
     retry_after: str | None = None
@@ -58,20 +61,45 @@ class Client:
                     200,
                     text=parsed.choices[0].message.content or "",
                     served=raw.headers.get(SERVED, ""),
+                    limit=raw.headers.get(LIMIT, ""),
                     seconds=time.monotonic() - start,
                     tokens=parsed.usage.completion_tokens if parsed.usage else 0,
                 )
             except openai.APIStatusError as error:
-                body = error.body if isinstance(error.body, dict) else {}
-                return Answer(
-                    error.status_code,
-                    code=str(body.get("code") or ""),
-                    message=str(body.get("message") or error.message),
-                    retry_after=error.response.headers.get("retry-after"),
-                    seconds=time.monotonic() - start,
-                )
+                return _refused(error, time.monotonic() - start)
             except openai.APIConnectionError as error:
                 return Answer(0, message=repr(error.__cause__ or error), seconds=time.monotonic() - start)
+
+    def ask_streamed(self, model: str, text: str, *, max_tokens: int = 24, seconds: float = 120) -> Answer:
+        """The same, streamed. A stream that breaks, or ends without saying why, is status 0."""
+        start = time.monotonic()
+        pieces: list[str] = []
+        ended = False
+        with self._openai(seconds) as client:
+            try:
+                raw = client.chat.completions.with_raw_response.create(
+                    model=model,
+                    messages=[{"role": "user", "content": text}],
+                    max_tokens=max_tokens,
+                    temperature=0,
+                    stream=True,
+                )
+                with raw.parse() as chunks:
+                    for choice in (choice for chunk in chunks for choice in chunk.choices):
+                        pieces.append(choice.delta.content or "")
+                        ended = ended or choice.finish_reason is not None
+            except openai.APIStatusError as error:
+                return _refused(error, time.monotonic() - start)
+            except (openai.APIError, httpx.HTTPError) as error:
+                return Answer(0, message=repr(error), seconds=time.monotonic() - start)
+        return Answer(
+            200 if ended else 0,
+            text="".join(pieces),
+            served=raw.headers.get(SERVED, ""),
+            limit=raw.headers.get(LIMIT, ""),
+            message="" if ended else "the stream ended without a `finish_reason`",
+            seconds=time.monotonic() - start,
+        )
 
     def stream(self, model: str, text: str, *, max_tokens: int = 24, seconds: float = 120) -> Iterator[str]:
         """The pieces of a streamed answer."""
@@ -93,6 +121,17 @@ class Client:
         """Names that this key may ask for."""
         with self._openai(30) as client:
             return sorted(model.id for model in client.models.list())
+
+
+def _refused(error: openai.APIStatusError, seconds: float) -> Answer:
+    body = error.body if isinstance(error.body, dict) else {}
+    return Answer(
+        error.status_code,
+        code=str(body.get("code") or ""),
+        message=str(body.get("message") or error.message),
+        retry_after=error.response.headers.get("retry-after"),
+        seconds=seconds,
+    )
 
 
 def together(*calls: Callable[[], Answer]) -> list[Answer]:

@@ -39,7 +39,10 @@ def observations(
     looked = found.get("AdapterIntegrity")
     if not (tier.dedicated and looked is not None and looked.holds is False):
         now = _changed_version(world, name, spec) or serving.integrity(world, route)
-        found["AdapterIntegrity"] = before.get("AdapterIntegrity", now) if now.holds is None else now
+        kept = before.get("AdapterIntegrity")
+        if kept is not None and now.holds is None and (kept.holds or not now.idle):
+            now = kept
+        found["AdapterIntegrity"] = now
     return before | found
 
 

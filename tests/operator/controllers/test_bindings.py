@@ -73,8 +73,6 @@ def world() -> World:
     store.put(ADAPTER, obj("Adapter", "tone", SPEC, promoted(), namespace="ml"))
     for call in world.setup.first:
         call()
-    for call in world.setup.first:
-        call()
     return world
 
 

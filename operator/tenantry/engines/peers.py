@@ -56,5 +56,7 @@ class PerPeer(httpx.AsyncBaseTransport):
     async def _forget_idle(self) -> None:
         """Now and then: when a peer comes that is not known, for others have gone then."""
         before = time.monotonic() - self._idle_seconds
-        for origin in [origin for origin, peer in self._peers.items() if peer.used < before]:
-            await self._peers.pop(origin).transport.aclose()
+        idle = [origin for origin, peer in self._peers.items() if peer.used < before]
+        gone = [self._peers.pop(origin) for origin in idle]  # at once: others forget while these are closed
+        for peer in gone:
+            await peer.transport.aclose()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import httpx
 import pytest
@@ -61,3 +62,29 @@ async def test_a_peer_that_nobody_asks_any_more_is_forgotten(peers: list[tuple[P
             for peer, _ in peers[:2]:
                 await peer.closed.wait()
         assert not peers[2][0].closed.is_set()
+
+
+def slowly(close: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Lets others run while it closes, as a connection by TLS does."""
+
+    async def closing() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await close()
+
+    return closing
+
+
+async def test_two_that_come_at_once_forget_the_others_once(peers: list[tuple[Peer, str]]) -> None:
+    transport = PerPeer(httpx.create_ssl_context(trust_env=False), idle_seconds=300.0)
+    fourth = Peer()
+    urls = [url for _, url in peers] + [await fourth.start()]
+    async with httpx.AsyncClient(transport=transport) as client:
+        await asyncio.gather(*(client.get(url) for url in urls[:2]))
+        transport._idle_seconds = 0.0
+        for known in transport._peers.values():
+            known.transport.aclose = slowly(known.transport.aclose)  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(client.get(url) for url in urls[2:]))
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert transport.peers == 2
+    fourth.server.close()

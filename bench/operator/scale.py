@@ -240,24 +240,20 @@ def memory(process: subprocess.Popen[bytes]) -> tuple[float, float]:
     return now, peak
 
 
+def about(request: str) -> str:
+    """What a request, `verb path`, concerns: `tenants`, `adapters`, `events` or `others`."""
+    parts = request.partition(" ")[2].strip("/").split("/")
+    return next((p for p in ("events", TENANT.plural, ADAPTER.plural) if p in parts), "others")
+
+
 def requests(audit: Path, since: float, until: float) -> Counter[str]:
     """What the operator sent, `verb resource`, without lists, watches and the Lease."""
     found: Counter[str] = Counter()
     for request, count in Audit(audit).requests(since, until).items():
-        verb, _, path = request.partition(" ")
-        parts = path.strip("/").split("/")
-        plural = next((p for p in (TENANT.plural, ADAPTER.plural) if p in parts), "others")
-        if "events" in parts:
-            plural = "events"
+        verb = request.partition(" ")[0]
         if verb not in ("list", "watch"):
-            found[f"{verb} {plural}"] += count
+            found[f"{verb} {about(request)}"] += count
     return found
-
-
-def is_of_an_object(request: str) -> bool:
-    """Of a Tenant, an Adapter or an event, by `verb path`."""
-    parts = request.partition(" ")[2].strip("/").split("/")
-    return any(plural in parts for plural in (TENANT.plural, ADAPTER.plural, "events"))
 
 
 async def events_are_written(audit: Path) -> bool:
@@ -499,7 +495,7 @@ async def _measure(
         idle = Audit(audit).requests(idle_from, time.time())
         for request, count in idle.most_common():
             say(f"  idle: {count} x {request}")
-        own = sum(count for request, count in idle.items() if is_of_an_object(request))
+        own = sum(count for request, count in idle.items() if about(request) != "others")
         figures["idle_requests_on_tenants_and_adapters"] = float(own)
         # what was seen of a pool's isolation is told again before it counts as too old
         rest = (sum(idle.values()) - own) * 60 / size.idle_seconds

@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 import httpx
 import openai
 
-SERVED, LIMIT = "x-tenantry-served", "x-ratelimit-limit-requests"
+SERVED = "x-tenantry-served"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: `status` 200 with text, served name and the limit that it counted against (requests a minute),
-    or the error's status, code and Retry-After."""
+    """What came back: `status` 200 with text and served name, or the error's status, code and Retry-After."""
 
     status: int
     text: str = ""
     served: str = ""
-    limit: str = ""
     code: str = ""
     message: str = ""
     retry_after: str | None = None
@@ -61,7 +59,6 @@ class Client:
                     200,
                     text=parsed.choices[0].message.content or "",
                     served=raw.headers.get(SERVED, ""),
-                    limit=raw.headers.get(LIMIT, ""),
                     seconds=time.monotonic() - start,
                     tokens=parsed.usage.completion_tokens if parsed.usage else 0,
                 )
@@ -96,7 +93,6 @@ class Client:
             200 if ended else 0,
             text="".join(pieces),
             served=raw.headers.get(SERVED, ""),
-            limit=raw.headers.get(LIMIT, ""),
             message="" if ended else "the stream ended without a `finish_reason`",
             seconds=time.monotonic() - start,
         )

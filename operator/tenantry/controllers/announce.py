@@ -20,9 +20,7 @@ def announce(recorder: Recorder, root: Obj, status: Obj) -> None:
     ready, before = find_condition(written, "Ready") or {}, find_condition(root, "Ready") or {}
     if ready.get("status") == before.get("status"):
         return
-    if ready.get("status") == "True":
-        if before.get("status") != "False":
-            return
+    if ready.get("status") == "True" and before.get("status") == "False":
         recorder.event(root, "Ready", ready["message"], action="Reconcile")
     elif before.get("status") == "True":
         recorder.event(

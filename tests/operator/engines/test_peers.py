@@ -75,15 +75,17 @@ def slowly(close: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Corou
     return closing
 
 
-async def test_two_that_come_at_once_forget_the_others_once(peers: list[tuple[Peer, str]]) -> None:
+async def test_two_that_come_at_once_forget_the_others_once(
+    peers: list[tuple[Peer, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport = PerPeer(httpx.create_ssl_context(trust_env=False), idle_seconds=300.0)
     fourth = Peer()
     urls = [url for _, url in peers] + [await fourth.start()]
     async with httpx.AsyncClient(transport=transport) as client:
         await asyncio.gather(*(client.get(url) for url in urls[:2]))
-        transport._idle_seconds = 0.0
+        monkeypatch.setattr(transport, "_idle_seconds", 0.0)
         for known in transport._peers.values():
-            known.transport.aclose = slowly(known.transport.aclose)  # type: ignore[method-assign]
+            monkeypatch.setattr(known.transport, "aclose", slowly(known.transport.aclose))
         answers = await asyncio.gather(*(client.get(url) for url in urls[2:]))
         assert [answer.status_code for answer in answers] == [200, 200]
         assert transport.peers == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,12 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.conftest import ApiServer
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a Tenant that no other test has."""
+    return f"t-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ def lab(apiserver: ApiServer, crds: None, namespace: str, tmp_path: Path) -> Ite
         yield lab
 
 
-@pytest.fixture
-def name() -> str:
-    return f"t-{uuid.uuid4().hex[:8]}"
-
-
 def test_tenants_converge_drift_is_repaired_and_poison_stays_alone(lab: Processes, name: str) -> None:
     lab.tenant(name, "before the start")
     lab.tenant(f"{name}-bad", "poison")

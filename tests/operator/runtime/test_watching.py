@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +29,6 @@ def lab(
 ) -> Iterator[Processes]:
     with Processes(between.kubeconfig, namespace, tmp_path, apiserver.kubectl) as lab:
         yield lab
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t-{uuid.uuid4().hex[:8]}"
 
 
 def seen(lab: Processes, name: str) -> None:

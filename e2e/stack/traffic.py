@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 import httpx
 import openai
 
-SERVED = "x-tenantry-served"
+SERVED, LIMIT = "x-tenantry-served", "x-ratelimit-limit-requests"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: `status` 200 with text and served name, or the error's status, code and Retry-After."""
+    """What came back: `status` 200 with text, served name and the limit that it counted against (requests a minute),
+    or the error's status, code and Retry-After."""
 
     status: int
     text: str = ""
     served: str = ""
+    limit: str = ""
     code: str = ""
     message: str = ""
     retry_after: str | None = None
@@ -59,6 +61,7 @@ class Client:
                     200,
                     text=parsed.choices[0].message.content or "",
                     served=raw.headers.get(SERVED, ""),
+                    limit=raw.headers.get(LIMIT, ""),
                     seconds=time.monotonic() - start,
                     tokens=parsed.usage.completion_tokens if parsed.usage else 0,
                 )
@@ -93,6 +96,7 @@ class Client:
             200 if ended else 0,
             text="".join(pieces),
             served=raw.headers.get(SERVED, ""),
+            limit=raw.headers.get(LIMIT, ""),
             message="" if ended else "the stream ended without a `finish_reason`",
             seconds=time.monotonic() - start,
         )

@@ -98,7 +98,7 @@ class Preparer:
             tokens = min(tokens, counted) if counted is not None else tokens
         if tokens > limits.max_input_tokens:
             raise _too_long(asked.content, limits.max_input_tokens, tokens)
-        route = self._route(asked, tokens)
+        route = await self._route(asked, tokens)
         max_tokens = self._output_cap(asked, route.pool, tokens)
         output = request.sequences * max_tokens
         if tokens + output > limits.tokens_per_minute:
@@ -142,7 +142,10 @@ class Preparer:
         tenant, request = asked.tenant, asked.request
         model, canary = find_model(tenant, request.model)
         pool, target = tenant.pools[model.pool], choose_target(model, canary, tenant.uid, asked.session)
-        for lane in pool.lanes.values():
+        lanes = list(pool.lanes.values())
+        servable = self._dispatcher.servable
+        await self._replicas.hear(pool, lanes, lambda: any(servable(pool, lane, target) for lane in lanes))
+        for lane in lanes:
             replica = choose_replica([r for r in self._replicas.of(pool, lane) if r.serves(target)], target)
             if replica is None:
                 continue
@@ -158,20 +161,24 @@ class Preparer:
             return total + (input_bound(request, []) if "tools" in request.fields else 0)
         return None
 
-    def _route(self, asked: _Asked, tokens: int) -> _Route:
+    async def _route(self, asked: _Asked, tokens: int) -> _Route:
         """Where the alias is served, or its fallback where the tenant names one. Raises ApiError."""
         model, canary = find_model(asked.tenant, asked.request.model)
         route = self._target(asked, model.name, canary, tokens)
-        if self._dispatcher.servable(route.pool, route.lane, route.target):
-            return route
-        stable = replace(route, target=model.targets[0])
-        if not canary and self._dispatcher.servable(stable.pool, stable.lane, stable.target):
-            return stable  # a new version that replicas lost for a moment costs nobody an answer
+        routes = [route]
+        if not canary:
+            # A new version that replicas lost for a moment costs nobody an answer.
+            routes.append(replace(route, target=model.targets[0]))
+        await self._replicas.hear(route.pool, [route.lane], lambda: any(map(self._servable, routes)))
         if model.fallback is not None and model.fallback in asked.tenant.models:
-            other = self._target(asked, model.fallback, False, tokens)
-            if self._dispatcher.servable(other.pool, other.lane, other.target):
-                return other
+            routes.append(self._target(asked, model.fallback, False, tokens))
+        for found in routes:
+            if self._servable(found):
+                return found
         raise no_endpoint(route.target)
+
+    def _servable(self, route: _Route) -> bool:
+        return self._dispatcher.servable(route.pool, route.lane, route.target)
 
     @staticmethod
     def _target(asked: _Asked, alias: str, canary: bool, tokens: int) -> _Route:

@@ -7,9 +7,11 @@ failed there, long before Kubernetes notices, and comes back with its first good
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import orjson
@@ -25,6 +27,7 @@ MODELS_PATH = "/v1/models"
 POLL_SECONDS = 0.25
 POLL_TIMEOUT = 1.0
 FAILED_POLLS = 2
+HEAR_SECONDS = 2.0
 MAX_LOAD_BYTES = 4 << 20
 
 
@@ -71,6 +74,8 @@ class Replica:
     load: Load | None = None
     context: int | None = None
     failures: int = 0
+    asked: float = -math.inf
+    """When the last poll that is over began, whatever came of it, on the monotonic clock."""
     in_flight: int = 0
     by_tenant: dict[str, int] = field(default_factory=dict)
     own_tokens: int = 0
@@ -152,6 +157,7 @@ class Replicas:
         self._replicas: dict[tuple[str, str], Replica] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._polling = False
+        self._changed = asyncio.Event()
         state.listeners.append(self.sync)
 
     def of(self, pool: Pool, lane: Lane) -> list[Replica]:
@@ -165,6 +171,23 @@ class Replicas:
             r.context for lane in pool.lanes.values() for r in self.of(pool, lane) if r.context is not None
         ]
         return min(lengths, default=None)
+
+    async def hear(self, pool: Pool, lanes: Iterable[Lane], enough: Callable[[], bool]) -> None:
+        """Wait until `enough`, or until every replica of the lanes was asked after this call; 2 s at most.
+
+        A route may name what a replica has had for less time than a poll takes, or a replica of which Kubernetes has
+        not told yet: what the next word may allow is not refused by the last one.
+        """
+        lanes = tuple(lanes)
+        named = sum(len(lane.replicas) for lane in lanes)
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_SECONDS):
+                while not enough():
+                    found = [replica for lane in lanes for replica in self.of(pool, lane)]
+                    if len(found) == named and all(replica.asked >= began for replica in found):
+                        return
+                    await self._changed.wait()
 
     def all(self) -> list[Replica]:
         return list(self._replicas.values())
@@ -197,6 +220,7 @@ class Replicas:
             if replica.in_flight == 0:
                 del self._replicas[key]
         self.on_change()
+        self._wake()
 
     def start(self) -> None:
         self._polling = True
@@ -209,6 +233,11 @@ class Replicas:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wake(self) -> None:
+        """Whoever waits for news looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _poll_forever(self, replica: Replica) -> None:
         while True:
@@ -227,6 +256,8 @@ class Replicas:
                 if host == replica.host:
                     replica.load, replica.failures = load, 0
                     self.on_change()
+            replica.asked = started
+            self._wake()
             await asyncio.sleep(max(0.0, self._poll_seconds - (time.monotonic() - started)))
 
     async def _ask(self, replica: Replica) -> Load:

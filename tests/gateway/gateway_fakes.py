@@ -57,6 +57,9 @@ class Engine:
         self.context = 4096
         self.draining = False
         self.silent = False
+        self.hold = asyncio.Event()
+        """While not set, what a poll is answered was true when it came and is sent later."""
+        self.hold.set()
         self.outstanding = 0
         self.behaviour = Behaviour()
         self.calls: list[Call] = []
@@ -137,20 +140,18 @@ class Engine:
         except (IdentityError, KeyError) as error:
             self.refused.append(f"{path}: {error}")
             return await self._answer(writer, 401, {})
-        return await self._answer(
-            writer,
-            200,
-            {
-                "ready": not self.draining,
-                "draining": self.draining,
-                "slots": self.slots,
-                "running": self.running(),
-                "waiting": 0,
-                "outstandingTokens": self.outstanding,
-                "registered": sorted(self.registered),
-                "resident": sorted(self.resident),
-            },
-        )
+        said = {
+            "ready": not self.draining,
+            "draining": self.draining,
+            "slots": self.slots,
+            "running": self.running(),
+            "waiting": 0,
+            "outstandingTokens": self.outstanding,
+            "registered": sorted(self.registered),
+            "resident": sorted(self.resident),
+        }
+        await self.hold.wait()
+        return await self._answer(writer, 200, said)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         path, headers, raw = await self._read(reader)

@@ -35,6 +35,7 @@ from tenantry.engines.base import EngineDriver
 from tenantry.engines.http import new_client
 from tenantry.evidence.network import Target
 from tenantry.promotion.retire import RETIRE_SECONDS
+from tenantry.runtime.compact import Compactor
 from tenantry.runtime.controller import Setup
 
 from . import pods, visits
@@ -143,6 +144,7 @@ class World:
             self.driver = TenantryDriver(setup.signer, self.http)
             self.fetcher = FetcherClient(setup.signer, setup.config.fetcher_url, self.http)
         self._specs: dict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = {}
+        self._compactor = Compactor()
         setup.first.append(self._begin)
 
     def _begin(self) -> None:
@@ -168,7 +170,8 @@ class World:
         version = (uid_of(obj), int(obj["metadata"].get("generation", 0)))
         cached = self._specs.get(key)
         if cached is None or cached[0] != version:
-            cached = (version, _parse(model, obj))
+            parsed = _parse(model, obj)
+            cached = (version, parsed if isinstance(parsed, SpecError) else self._compactor.value(parsed))
             self._specs[key] = cached
         result = cached[1]
         if isinstance(result, SpecError):

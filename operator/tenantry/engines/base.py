@@ -86,7 +86,7 @@ class AdapterState(StrEnum):
         return self in (AdapterState.REGISTERED, AdapterState.RESIDENT)
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class AdapterReport:
     """An adapter as the replica itself reports it. `pages` are pages of its unified pool."""
 

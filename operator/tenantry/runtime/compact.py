@@ -1,58 +1,81 @@
-"""Objects as the store keeps them: what thousands of them have in common lies in memory once.
+"""Values as they are kept by the thousand: what many of them have in common lies in memory once.
 
-Every JSON document that is decoded brings its own copy of each name and value. Names and short texts are interned, and
-small objects that hold nothing but plain values (a condition, a guarantee, a reference) are kept once. So what comes
-out of the store is shared: it must never be changed in place.
+Every document that is decoded brings its own copy of each name and value. Here equal texts, objects, lists and models
+become one ("hash consing", Ershov 1958), from the leaves up: a tenant's conditions, its limits, the list of replicas
+that it shares with many. So what comes out is shared, and must never be changed in place.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any, Final
+from sys import intern
+from typing import Any, Final, TypeVar
 
-from tenantry.cluster.resources import Obj
+from pydantic import BaseModel
 
-LONGEST: Final = 64
+LONGEST: Final = 256
 """Longer texts are hardly ever the same."""
 MOST: Final = 8192
-"""Small objects that are remembered, those used last."""
+"""Parts that are remembered, those used last."""
+
+T = TypeVar("T")
+Part = tuple[Any, Hashable]
+"""A value out of shared parts, and what tells it from all others: the one object that stands for an object or a list
+(by its id), else the value itself with its type, since 1 and True are equal and not the same in JSON."""
 
 
 class Compactor:
-    """Rebuilds JSON values out of shared parts. Equal to what came in, but for its identity."""
+    """Rebuilds JSON values, and compacts models in place. Equal to what came in, but for its identity."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._known: OrderedDict[Hashable, Obj] = OrderedDict()
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self._fields: dict[frozenset[str], set[str]] = {}
 
-    def object(self, value: Obj) -> Obj:
-        plain = True
-        made: Obj = {}
-        for name, item in value.items():
-            if isinstance(item, dict | list | float):
-                plain = False
-            made[sys.intern(name)] = self.value(item)
-        return self._shared(made) if plain and made else made
+    def value(self, value: T) -> T:
+        """A JSON value, or a pydantic model whose fields are JSON values, enums and such models, frozen as ours are."""
+        found: T = self._part(value)[0]
+        return found
 
-    def value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return sys.intern(value) if len(value) <= LONGEST else value
-        if isinstance(value, dict):
-            return self.object(value)
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        return value
+    def _part(self, value: Any) -> Part:
+        kind = type(value)
+        if kind is str:
+            return (intern(value) if len(value) <= LONGEST else value), value
+        if kind is dict:
+            made: dict[str, Any] = {}
+            identity: list[Hashable] = [dict]
+            for name, item in value.items():
+                made[intern(name)], told = self._part(item)
+                identity += (name, told)
+            return self._shared(made, tuple(identity))
+        if kind is list:
+            parts = [self._part(item) for item in value]
+            return self._shared([part[0] for part in parts], (list, *(part[1] for part in parts)))
+        if isinstance(value, BaseModel):
+            return self._model(value)
+        if kind is float:
+            return value, (float, repr(value))  # zeros of both signs are equal
+        return value, (kind, value)
 
-    def _shared(self, made: Obj) -> Obj:
-        # 1 and True are equal and hash alike but not the same in JSON; so are zeros of floats, which are left alone
-        identity = tuple((name, item, type(item)) for name, item in made.items())
+    def _model(self, model: BaseModel) -> Part:
+        told = frozenset(model.model_fields_set)
+        identity: list[Hashable] = [type(model), told]
+        fields = model.__dict__
+        for name in type(model).model_fields:
+            fields[name], part = self._part(fields[name])
+            identity.append(part)
+        # A set of its own in every model would be a third of it.
+        object.__setattr__(model, "__pydantic_fields_set__", self._fields.setdefault(told, set(told)))
+        return self._shared(model, tuple(identity))
+
+    def _shared(self, made: Any, identity: Hashable) -> Part:
         known = self._known.get(identity)
-        if known is not None:
+        if known is None:
+            known = self._known[identity] = made
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        else:
             self._known.move_to_end(identity)
-            return known
-        self._known[identity] = made
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
-        return made
+        # Whatever remembers this id in an identity holds the object too, so no other can have it meanwhile.
+        return known, id(known)

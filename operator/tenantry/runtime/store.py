@@ -125,7 +125,7 @@ class Store:
                 return None
         trim = self._trims.get(resource, trim_default)
         trimmed = trim({"apiVersion": resource.api_version, "kind": resource.kind, **obj})
-        new = self._compactor.object(trimmed)
+        new = self._compactor.value(trimmed)
         kind[key] = _Entry(new, content_digest(obj))
         if entry is not None:
             self._disown(resource, key, entry.obj)

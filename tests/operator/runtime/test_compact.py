@@ -24,13 +24,13 @@ documents = st.dictionaries(
 def test_nothing_changes_not_even_a_type(values: list[dict[str, Any]]) -> None:
     compactor = Compactor(most=3)
     for value in [*values, *values]:
-        assert json.dumps(compactor.object(value)) == json.dumps(value)
+        assert json.dumps(compactor.value(value)) == json.dumps(value)
 
 
 def test_one_and_true_are_kept_apart() -> None:
     compactor = Compactor()
-    assert [compactor.object({"a": value})["a"] for value in (1, True, 1.0, 1)] == [1, True, 1.0, 1]
-    assert compactor.object({"a": True})["a"] is True
+    assert [compactor.value({"a": value})["a"] for value in (1, True, 1.0, 1)] == [1, True, 1.0, 1]
+    assert compactor.value({"a": True})["a"] is True
 
 
 def condition(name: str) -> dict[str, Any]:

@@ -1,38 +1,19 @@
-"""Which adapters belong where: the tenant's consent, and what each replica must hold."""
+"""Which adapters a tenant may use and where they come from: consent of both, what a release is pulled as."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tenantry.api import AdapterSpec, AdapterStatus, TenantSpec, names
-from tenantry.api.adapter import ChannelName
 from tenantry.api.tenant import TenantModel
-from tenantry.cluster import Key, Obj, is_deleting, key_of, uid_of
+from tenantry.cluster import Key, Obj, is_deleting
 from tenantry.desired.problems import SpecError
 from tenantry.desired.tenant import ADAPTER_TIERS
 from tenantry.engines import Identity, Pull, SignaturePolicy, Verification
 from tenantry.promotion import machine
 from tenantry.promotion.machine import Fault, Memory, Release
 
-from .placements import routed_names
 from .world import Pool, World
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A served name that a replica must hold. `adapter` None: only a route still names it.
-
-    `rank` of urgency: 0 serves now, 1 is on its way; the pool's `maxRegistered` cuts from the end.
-    """
-
-    name: str
-    digest: str
-    tenant: str
-    pull: Pull | None = None
-    adapter: Key | None = None
-    drain_seconds: int = 60
-    urgency: int = 0
 
 
 def served(adapter: Key, release: Release) -> str:
@@ -127,89 +108,6 @@ def pools_of(world: World, tenant: str, spec: TenantSpec, adapter: Key) -> Itera
             yield pool
 
 
-def declared(world: World, adapter: Obj, spec: AdapterSpec) -> tuple[Release, ...]:
-    """The releases of an adapter that replicas must hold now."""
-    key = key_of(adapter)
-    stable, canary = (objection(world, key, spec, machine.wanted(spec, channel)) for channel in ChannelName)
-    return machine.declaration(spec, remembered(adapter), stable, canary)
-
-
 def remembered(adapter: Obj) -> Memory:
     """What the adapter's stored status says of its promotion."""
     return machine.recall(AdapterStatus.model_validate(adapter.get("status") or {}))
-
-
-def wanted_on(world: World, pool: Pool, replica: str) -> dict[str, Wanted]:
-    """Everything that the replica must hold, by served name."""
-    here = Key(pool.name, replica)
-    wanted: dict[str, Wanted] = {}
-    routed = world.links.routed_to(here)
-    for name in sorted(world.placements.tenants_of(here) | routed):
-        tenant = world.tenant(name)
-        if tenant is None or is_deleting(tenant):
-            continue
-        if name in routed:
-            for served_name, digest in routed_names(tenant, pool.name):
-                key = adapter_of(served_name)
-                listed = _listed(world, key, digest)
-                wanted.setdefault(served_name, Wanted(served_name, digest, uid_of(tenant), listed, key))
-        for entry in _assigned(world, pool, here, tenant):
-            before = wanted.get(entry.name)
-            urgency = entry.urgency if before is None else min(entry.urgency, before.urgency)
-            wanted[entry.name] = Wanted(
-                entry.name,
-                entry.digest,
-                entry.tenant,
-                entry.pull,
-                entry.adapter,
-                entry.drain_seconds,
-                urgency,
-            )
-    return wanted
-
-
-def _listed(world: World, key: Key | None, digest: str) -> Pull | None:
-    """Where the bytes come from, by the adapter's own list: a replica that restarts under a route needs them again."""
-    adapter = world.adapter(key) if key is not None else None
-    if adapter is None or key is None:
-        return None
-    try:
-        spec = world.adapter_spec(adapter)
-    except SpecError:
-        return None
-    return next(
-        (pull(key, spec, Release.of(entry)) for entry in spec.versions if entry.digest == digest), None
-    )
-
-
-def _assigned(world: World, pool: Pool, here: Key, tenant: Obj) -> Iterator[Wanted]:
-    name = tenant["metadata"]["name"]
-    placement = world.placements.get(name)
-    placed = placement.pools.get(pool.name)
-    if placed is None or here.name not in placed.replicas:
-        return
-    try:
-        spec = world.tenant_spec(tenant)
-    except SpecError:
-        return
-    adapters = {
-        key
-        for model in spec.models
-        if placement.models.get(model.name) == pool.name and (key := reference(model)) is not None
-    }
-    for key in sorted(adapters):
-        found = bound_adapter(world, name, spec, key)
-        if found is None:
-            continue
-        adapter, adapter_spec = found
-        served_now = [release for release, _ in remembered(adapter).targets]
-        for release in declared(world, adapter, adapter_spec):
-            yield Wanted(
-                name=served(key, release),
-                digest=release.digest,
-                tenant=uid_of(tenant),
-                pull=pull(key, adapter_spec, release) if release.source else None,
-                adapter=key,
-                drain_seconds=adapter_spec.rollout.drain_seconds,
-                urgency=0 if any(release.same(other) for other in served_now) else 1,
-            )

@@ -25,9 +25,9 @@ from tenantry.promotion.machine import Fault
 from tenantry.promotion.retire import retire
 from tenantry.runtime.controller import DONE, Context, Result
 
-from . import bindings, pods
-from .bindings import Wanted
+from . import pods
 from .observations import Observation
+from .wanted import Needs, Wanted
 from .world import Pool, World
 
 STEADY_SECONDS = 30.0
@@ -49,6 +49,7 @@ class ReplicaReconciler:
     def __init__(self, world: World) -> None:
         self.world = world
         self._memory: dict[Key, _Memory] = {}
+        self._needs = Needs(world)
 
     async def reconcile(self, key: Key, ctx: Context) -> Result:
         began = self.world.clock()
@@ -69,7 +70,7 @@ class ReplicaReconciler:
         if pool.spec.lora is None or world.driver is None:
             return DONE
         memory = self._memory.setdefault(key, _Memory())
-        everything = bindings.wanted_on(world, pool, key.name)
+        everything = self._needs.on(pool, key.name)
         wanted, crowded = _fitting(everything, pool.spec.lora.max_registered)
         seen = world.observations.get(key, process)
         peer = world.peer(pool, key.name, ip)

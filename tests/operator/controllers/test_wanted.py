@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from tenantry.api import OperatorConfig
-from tenantry.cluster import ADAPTER, ADAPTER_POOL, STATEFUL_SET, TENANT, Obj
+from tenantry.api.pool import LaneName
+from tenantry.cluster import ADAPTER, ADAPTER_POOL, STATEFUL_SET, TENANT, Key, Obj, Resource
 from tenantry.controllers import World, bindings
+from tenantry.controllers import wanted as needs_of
+from tenantry.controllers.wanted import Needs, Wanted
 from tenantry.controllers.watches import Watches
+from tenantry.engines import Transfer
+from tenantry.engines.fetcher import AdapterFacts, ArtifactReport, ArtifactState
+from tenantry.placement.stored import Placed, Placement
+from tenantry.promotion.facts import Release
 from tenantry.runtime.controller import Fence, Setup
 from tenantry.runtime.store import Store
 
@@ -51,7 +60,7 @@ def world() -> World:
     }
     store.put(ADAPTER_POOL, obj("AdapterPool", "lora", pool))
     owner = {"kind": "AdapterPool", "name": "lora", "uid": "uid-lora", "controller": True}
-    where = {"namespace": "tenantry-system", "ownerReferences": [owner]}
+    where: Obj = {"namespace": "tenantry-system", "ownerReferences": [owner]}
     store.put(STATEFUL_SET, obj("StatefulSet", "lora-fast", {"replicas": 1}, **where))
     route = {
         "weight": 1,
@@ -61,7 +70,7 @@ def world() -> World:
         ],
     }
     ref = {"namespace": "ml", "name": "tone"}
-    spec = {
+    spec: Obj = {
         "tier": "MidMarket",
         "models": [{"name": "tone", "baseModel": "tiny", "adapterRef": ref}],
         "adapterNamespaces": ["ml"],
@@ -81,10 +90,28 @@ def promoted() -> Obj:
     return {"channels": [{"name": "stable", "desiredVersion": "2.0.0", **active}]}
 
 
-def wanted(world: World) -> dict[str, bindings.Wanted]:
+_KEPT: WeakKeyDictionary[World, Needs] = WeakKeyDictionary()
+
+
+def wanted(world: World) -> dict[str, Wanted]:
+    """By one that remembers, which must say what one says that begins now."""
     pool = world.pool("lora")
     assert pool is not None
-    return bindings.wanted_on(world, pool, "lora-fast-0")
+    found = _KEPT.setdefault(world, Needs(world)).on(pool, "lora-fast-0")
+    assert found == Needs(world).on(pool, "lora-fast-0")
+    return found
+
+
+def change(world: World, resource: Resource, key: Key, **parts: Obj) -> None:
+    """The object with other parts, as the next event shows it."""
+    found = dict(world.store.get(resource, key) or {})
+    metadata = found["metadata"]
+    version = {"resourceVersion": str(int(metadata["resourceVersion"]) + 1)}
+    if "spec" in parts:
+        version["generation"] = metadata["generation"] + 1
+    found |= parts
+    found["metadata"] = {**metadata, **version}
+    world.store.put(resource, found)
 
 
 def test_what_a_stored_route_names_stays_even_when_promotion_is_over(world: World) -> None:
@@ -117,7 +144,7 @@ def test_names_that_are_no_adapters(name: str) -> None:
 
 
 def test_a_version_that_takes_over_is_held_beside_the_one_it_follows(world: World) -> None:
-    adapter = dict(world.store.get(ADAPTER, bindings.Key("ml", "tone")) or {})
+    adapter = dict(world.store.get(ADAPTER, Key("ml", "tone")) or {})
     active = {"activeVersion": "1.0.0", "activeDigest": "sha256:" + "a" * 64, "activeRank": 8, "weight": 70}
     rollout = {
         "version": "2.0.0",
@@ -139,3 +166,84 @@ def test_a_version_that_takes_over_is_held_beside_the_one_it_follows(world: Worl
     adapter["metadata"] = {**adapter["metadata"], "resourceVersion": "3"}
     world.store.put(ADAPTER, adapter)
     assert wanted(world)[NEW].urgency == 1, "what has no traffic yet is cut first where a pool is full"
+
+
+def set_spec(world: World, resource: Resource, key: Key, **fields: object) -> None:
+    change(world, resource, key, spec={**(world.store.get(resource, key) or {})["spec"], **fields})
+
+
+def forbid(world: World) -> None:
+    set_spec(world, TENANT, Key("", "maple"), adapterNamespaces=["other"])
+
+
+def lower_the_rank(world: World) -> None:
+    set_spec(world, ADAPTER_POOL, Key("", "lora"), lora={"maxRank": 8})
+    assert set(wanted(world)) == {OLD, NEW}
+    set_spec(world, ADAPTER_POOL, Key("", "lora"), lora={"maxRank": 4})
+
+
+def find_another_rank(world: World) -> None:
+    pool = world.pool("lora")
+    assert pool is not None
+    adapter = world.store.get(ADAPTER, Key("ml", "tone")) or {}
+    spec = world.adapter_spec(adapter)
+    asked = bindings.pull(
+        Key("ml", "tone"), spec, next(r for r in map(Release.of, spec.versions) if r.version == "2.0.0")
+    )
+    facts = AdapterFacts(32, "tiny", ("q_proj",))
+    transfer = Transfer(asked.digest, ArtifactReport(ArtifactState.VERIFIED), facts)
+    world.observations.put_artifact(asked, transfer)
+
+
+def name_another_tenant(world: World) -> None:
+    set_spec(world, ADAPTER, Key("ml", "tone"), tenantRef="oak")
+
+
+def delete_the_adapter(world: World) -> None:
+    world.store.drop(ADAPTER, Key("ml", "tone"))
+
+
+def serve_the_model_from_another_pool(world: World) -> None:
+    placed = Placed(1, {LaneName.FAST: ("lora-fast-0",)})
+    world.placements.assume("maple", Placement({"tone": "other"}, {"lora": placed}))
+
+
+def place_elsewhere(world: World) -> None:
+    world.placements.assume(
+        "maple", Placement({"tone": "lora"}, {"lora": Placed(1, {LaneName.FAST: ("lora-fast-1",)})})
+    )
+
+
+@pytest.mark.parametrize(
+    "happen",
+    [
+        forbid,
+        lower_the_rank,
+        find_another_rank,
+        name_another_tenant,
+        delete_the_adapter,
+        place_elsewhere,
+        serve_the_model_from_another_pool,
+    ],
+)
+def test_what_is_remembered_follows_whatever_it_depends_on(
+    world: World, happen: Callable[[World], None]
+) -> None:
+    change(world, ADAPTER, Key("ml", "tone"), status={})
+    assert set(wanted(world)) == {OLD, NEW}
+    happen(world)
+    assert set(wanted(world)) == {OLD}
+
+
+def test_nothing_is_worked_out_twice_while_nothing_changes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(wanted(world)) == {OLD, NEW}
+
+    def never(*_: object) -> None:
+        raise AssertionError("worked out again")
+
+    monkeypatch.setattr(needs_of, "_work_out", never)
+    pool = world.pool("lora")
+    assert pool is not None
+    assert set(_KEPT[world].on(pool, "lora-fast-0")) == {OLD, NEW}

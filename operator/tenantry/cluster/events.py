@@ -16,7 +16,7 @@ from typing import Literal
 
 from .client import Client
 from .errors import ApiError, NotFound
-from .resources import EVENT, Obj, key_of
+from .resources import EVENT, Key, Obj, key_of
 from .status import micro_timestamp
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _QUEUE_LIMIT = 1000
 
 @dataclass
 class _Series:
-    event: Obj
+    event: Key
     count: int
     written_at: float
 
@@ -113,7 +113,7 @@ class Recorder:
         now = self._now().timestamp()
         series = self._known.get(identity)
         if series is None or now - series.written_at > SERIES_SECONDS * 2:
-            self._remember(identity, _Series(event, 1, now))
+            self._remember(identity, _Series(key_of(event), 1, now))
             await self._client.create(event)
             return
         series.count += 1
@@ -121,9 +121,9 @@ class Recorder:
             series.written_at = now
             patch = {"series": {"count": series.count, "lastObservedTime": micro_timestamp(self._now())}}
             try:
-                await self._client.merge_patch(EVENT, key_of(series.event), patch)
+                await self._client.merge_patch(EVENT, series.event, patch)
             except NotFound:
-                self._remember(identity, _Series(event, 1, now))
+                self._remember(identity, _Series(key_of(event), 1, now))
                 await self._client.create(event)
 
     def _remember(self, identity: tuple[str, ...], series: _Series) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tenantry.cluster import Key
 from tenantry.engines import Pull, ReplicaReport, Transfer
@@ -65,13 +65,13 @@ class Observations:
         }
 
     def artifact(self, pull: Pull) -> Transfer | None:
-        """What the fetcher said of the bytes at that source, on those terms."""
+        """What the fetcher said of the bytes at that source, on those terms; not where it has pushed them."""
         return self._artifacts.get(pull)
 
     def put_artifact(self, pull: Pull, transfer: Transfer) -> bool:
         """Whether the artifact's state is another than before."""
         before = self._artifacts.get(pull)
-        self._artifacts[pull] = transfer
+        self._artifacts[pull] = replace(transfer, replicas=())
         return before is None or (before.artifact.state, before.artifact.reason) != (
             transfer.artifact.state,
             transfer.artifact.reason,

@@ -23,7 +23,7 @@ from .placements import routed_names
 from .world import Pool, World
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """A served name that a replica must hold. `adapter` None: only a route still names it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,7 +36,6 @@ from tenantry.engines.base import EngineDriver
 from tenantry.engines.http import new_client
 from tenantry.evidence.network import Target
 from tenantry.promotion.retire import RETIRE_SECONDS
-from tenantry.runtime.compact import Compactor
 from tenantry.runtime.controller import Setup
 
 from . import pods, visits
@@ -48,6 +48,8 @@ M = TypeVar("M", bound=Model)
 REST = 10.0
 """A replica rests so many times as long as it was looked at, so that all of them leave time for all else."""
 MAX_REST_SECONDS = 10.0
+PARSED = 2048
+"""Specs that are kept as models, those used last: a model takes several times the memory of its text."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,7 @@ class World:
         if setup.signer is not None:
             self.driver = TenantryDriver(setup.signer, self.http)
             self.fetcher = FetcherClient(setup.signer, setup.config.fetcher_url, self.http)
-        self._specs: dict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = {}
-        self._compactor = Compactor()
+        self._specs: OrderedDict[tuple[str, Key], tuple[tuple[str, int], Model | SpecError]] = OrderedDict()
         setup.first.append(self._begin)
 
     def _begin(self) -> None:
@@ -170,9 +171,10 @@ class World:
         version = (uid_of(obj), int(obj["metadata"].get("generation", 0)))
         cached = self._specs.get(key)
         if cached is None or cached[0] != version:
-            parsed = _parse(model, obj)
-            cached = (version, parsed if isinstance(parsed, SpecError) else self._compactor.value(parsed))
-            self._specs[key] = cached
+            cached = self._specs[key] = (version, _parse(model, obj))
+            if len(self._specs) > PARSED:
+                self._specs.popitem(last=False)
+        self._specs.move_to_end(key)
         result = cached[1]
         if isinstance(result, SpecError):
             raise result

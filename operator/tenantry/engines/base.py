@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Protocol
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
+Shared = Annotated[str, AfterValidator(sys.intern)]
+"""A text that many reports hold, and the store's objects too: it lies in memory once."""
 WIRE = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, extra="ignore")
 
 UNREACHABLE = "unreachable"
@@ -90,10 +93,10 @@ class AdapterState(StrEnum):
 class AdapterReport:
     """An adapter as the replica itself reports it. `pages` are pages of its unified pool."""
 
-    name: str
-    digest: str
+    name: Shared
+    digest: Shared
     state: AdapterState
-    tenant: str = ""
+    tenant: Shared = ""
     pinned: bool = False
     reason: str = ""
     message: str = ""

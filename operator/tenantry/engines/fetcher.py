@@ -36,7 +36,7 @@ class SignaturePolicy(StrEnum):
     WARN = "Warn"
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class Identity:
     """A signer as certificates name one: OIDC issuer and subject."""
 
@@ -44,7 +44,7 @@ class Identity:
     subject: str
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class Verification:
     """Whose signature is asked for: of a named public key, or of one of some identities."""
 
@@ -53,7 +53,7 @@ class Verification:
     identities: tuple[Identity, ...] = ()
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class Pull:
     """Bytes by digest, where they lie, and on which terms they are to be had.
 
@@ -68,7 +68,7 @@ class Pull:
     verification: Verification | None = None
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class SignatureReport:
     """What was found of the signature that was asked for. `message` names the signer, or says what is wrong."""
 
@@ -77,7 +77,7 @@ class SignatureReport:
     message: str = ""
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class ArtifactReport:
     """The pull. `bytes` is the size of the blob once verified; `signature` is None where none was asked for."""
 
@@ -88,7 +88,7 @@ class ArtifactReport:
     signature: SignatureReport | None = None
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class AdapterFacts:
     """What the verified files say; the operator compares it with spec and pool."""
 
@@ -97,7 +97,7 @@ class AdapterFacts:
     target_modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class PushReport:
     """The push to one replica, `<namespace>/<pod>`."""
 
@@ -107,7 +107,7 @@ class PushReport:
     message: str = ""
 
 
-@dataclass(frozen=True, config=WIRE)
+@dataclass(frozen=True, slots=True, config=WIRE)
 class Transfer:
     """Where the work on one digest stands."""
 

@@ -1,8 +1,8 @@
-"""Values as they are kept by the thousand: what many of them have in common lies in memory once.
+"""Objects as the store keeps them by the thousand: what many of them have in common lies in memory once.
 
-Every document that is decoded brings its own copy of each name and value. Here equal texts, objects, lists and models
-become one ("hash consing", Ershov 1958), from the leaves up: a tenant's conditions, its limits, the list of replicas
-that it shares with many. So what comes out is shared, and must never be changed in place.
+Every document that is decoded brings its own copy of each name and value. Here equal texts, objects and lists become
+one ("hash consing", Ershov 1958), from the leaves up: a tenant's conditions, its limits, the list of replicas that it
+shares with many. So what comes out is shared, and must never be changed in place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from sys import intern
 from typing import Any, Final, TypeVar
-
-from pydantic import BaseModel
 
 LONGEST: Final = 256
 """Longer texts are hardly ever the same."""
@@ -26,15 +24,13 @@ Part = tuple[Any, Hashable]
 
 
 class Compactor:
-    """Rebuilds JSON values, and compacts models in place. Equal to what came in, but for its identity."""
+    """Rebuilds JSON values out of shared parts. Equal to what came in, but for its identity."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
-        self._fields: dict[frozenset[str], set[str]] = {}
 
     def value(self, value: T) -> T:
-        """A JSON value, or a pydantic model whose fields are JSON values, enums and such models, frozen as ours are."""
         found: T = self._part(value)[0]
         return found
 
@@ -52,22 +48,9 @@ class Compactor:
         if kind is list:
             parts = [self._part(item) for item in value]
             return self._shared([part[0] for part in parts], (list, *(part[1] for part in parts)))
-        if isinstance(value, BaseModel):
-            return self._model(value)
         if kind is float:
             return value, (float, repr(value))  # zeros of both signs are equal
         return value, (kind, value)
-
-    def _model(self, model: BaseModel) -> Part:
-        told = frozenset(model.model_fields_set)
-        identity: list[Hashable] = [type(model), told]
-        fields = model.__dict__
-        for name in type(model).model_fields:
-            fields[name], part = self._part(fields[name])
-            identity.append(part)
-        # A set of its own in every model would be a third of it.
-        object.__setattr__(model, "__pydantic_fields_set__", self._fields.setdefault(told, set(told)))
-        return self._shared(model, tuple(identity))
 
     def _shared(self, made: Any, identity: Hashable) -> Part:
         known = self._known.get(identity)

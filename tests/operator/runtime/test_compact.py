@@ -7,8 +7,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tenantry.api import TenantSpec
-from tenantry.api.tenant import Isolation, Limits, Prompt
 from tenantry.cluster import TENANT, Key
 from tenantry.runtime.compact import LONGEST, Compactor
 from tenantry.runtime.store import Store
@@ -56,30 +54,9 @@ def test_what_objects_of_the_store_have_in_common_is_held_once() -> None:
     assert one["status"] == condition("a")["status"]
 
 
-def spec_of(name: str, tokens: int = 100) -> TenantSpec:
-    """As parsed from a document of its own, in which defaults are not told."""
-    model = {"name": "chat", "baseModel": "m", "adapterRef": {"namespace": "ml", "name": name}}
-    told = {"tier": "MidMarket", "models": [model], "limits": {"maxOutputTokens": tokens}}
-    return TenantSpec.model_validate(json.loads(json.dumps(told)))
-
-
-def test_models_stay_what_they_are_and_hold_equal_parts_once() -> None:
+def test_whole_parts_that_two_objects_have_in_common_are_held_once() -> None:
     compactor = Compactor()
-    one, two, other = (compactor.value(spec_of(*arguments)) for arguments in (("a",), ("b",), ("c", 200)))
-    for found, made in ((one, spec_of("a")), (two, spec_of("b")), (other, spec_of("c", 200))):
-        assert found == made
-        assert found.model_dump(exclude_unset=True) == made.model_dump(exclude_unset=True)
-        assert found.models[0].model_fields_set == made.models[0].model_fields_set
-    assert one.limits is two.limits
-    assert one.limits is not other.limits
-    assert one.prompt is other.prompt
-    assert one.models[0] is not two.models[0]
-    assert compactor.value(spec_of("a")) is one
-
-
-def test_models_of_two_kinds_and_models_with_other_fields_told_are_kept_apart() -> None:
-    compactor = Compactor()
-    told, untold = (compactor.value(Limits.model_validate(v)) for v in ({"maxQueued": None}, {}))
-    assert told == untold
-    assert told is not untold
-    assert compactor.value(Prompt()) is not compactor.value(Isolation())
+    route = {"pools": [{"name": "lora", "replicas": ["a", "b"]}], "weight": 1}
+    one, two = (compactor.value(json.loads(json.dumps({"name": name, "route": route}))) for name in "ab")
+    assert one["route"] is two["route"]
+    assert compactor.value({"route": {**route, "weight": True}})["route"] is not one["route"]

@@ -39,23 +39,28 @@ class Wanted:
     urgency: int = 0
 
 
+_Spec = tuple[str, int] | None
+"""Which spec an object has: its uid and generation; None where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a tenant needs on a pool, with all that it follows from; an object of the store that changed is another."""
+    """What a tenant needs on a pool, with all that it follows from: the specs of the tenant and of pools, whose statuses
+    change all the time, and whole adapters, which are other objects in the store once they changed."""
 
     wanted: tuple[Wanted, ...]
-    tenant: Obj
+    tenant: _Spec
     placement: Placement
     adapters: tuple[tuple[Key, Obj | None], ...]
-    pools: tuple[tuple[str, Obj | None], ...]
+    pools: tuple[tuple[str, _Spec], ...]
     facts: tuple[tuple[Pull, AdapterFacts | None], ...]
 
     def stand(self, world: World, tenant: Obj, placement: Placement) -> bool:
         return (
-            tenant is self.tenant
+            _spec(tenant) == self.tenant
             and placement is self.placement
             and all(world.adapter(key) is obj for key, obj in self.adapters)
-            and all(world.store.get(ADAPTER_POOL, Key("", name)) is obj for name, obj in self.pools)
+            and all(_spec(world.store.get(ADAPTER_POOL, Key("", name))) == spec for name, spec in self.pools)
             and all(_facts(world, asked) == facts for asked, facts in self.facts)
         )
 
@@ -105,7 +110,7 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
     try:
         spec = world.tenant_spec(tenant)
     except SpecError:
-        return _Needs((), tenant, placement, (), (), ())
+        return _Needs((), _spec(tenant), placement, (), (), ())
     adapters = sorted(
         {
             key
@@ -150,12 +155,16 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
             )
     return _Needs(
         tuple(wanted),
-        tenant,
+        _spec(tenant),
         placement,
         tuple((key, world.adapter(key)) for key in adapters),
-        tuple((pool, world.store.get(ADAPTER_POOL, Key("", pool))) for pool in sorted(pools)),
+        tuple((name, _spec(world.store.get(ADAPTER_POOL, Key("", name)))) for name in sorted(pools)),
         tuple(facts.items()),
     )
+
+
+def _spec(obj: Obj | None) -> _Spec:
+    return None if obj is None else (uid_of(obj), int(obj["metadata"].get("generation", 0)))
 
 
 def _facts(world: World, asked: Pull) -> AdapterFacts | None:

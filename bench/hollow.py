@@ -34,6 +34,7 @@ class Replica:
     """What a replica was told last. Bytes count as held once the fetcher pushed them."""
 
     address: str
+    model: str
     fence: tuple[int, int] = (0, 0)
     adapters: dict[str, Wire] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
@@ -47,7 +48,7 @@ class Replica:
             "fence": {"epoch": self.fence[0], "counter": self.fence[1]},
             "ready": True,
             "draining": False,
-            "model": {"name": "bench", "digest": ""},
+            "model": {"name": self.model, "digest": ""},
             "capacity": {
                 "maxRank": 64,
                 "maxRegistered": 10_000,
@@ -92,12 +93,12 @@ class Fleet:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", fetcher_port).start()
 
-    async def add(self, pod: str) -> Replica:
-        """A replica on the next free address of 127.77.0.0/16."""
+    async def add(self, pod: str, model: str) -> Replica:
+        """A replica on the next free address of 127.77.0.0/16, which serves the model."""
         known = self.replicas.get(pod)
         if known is None:
             number = next(self._numbers)
-            known = self.replicas[pod] = Replica(f"127.77.{number // 250}.{number % 250 + 1}")
+            known = self.replicas[pod] = Replica(f"127.77.{number // 250}.{number % 250 + 1}", model)
             self._by_address[known.address] = known
             await web.TCPSite(self._runner, known.address, names.ENGINE_ADMIN_PORT).start()
         return known
@@ -195,7 +196,8 @@ class Kubelet:
             "controller": True,
         }
         labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
-        replica = await self._fleet.add(key.name)
+        arguments = template["spec"]["containers"][0]["args"]
+        replica = await self._fleet.add(key.name, arguments[arguments.index("--model-name") + 1])
         await self._client.create(
             {
                 "apiVersion": "v1",

@@ -36,6 +36,8 @@ from .world import Pool, World
 PULLING_SECONDS = 1.0
 RETRY_SECONDS = 30.0
 EARLY_SECONDS = 2.0
+UNSEEN_SECONDS = 5.0
+"""The first word of a replica wakes the adapters that it is to hold; this is for all others."""
 """One commit may bring an adapter and its tenant, in any order: so old is an adapter before it is told to lack one."""
 
 ROLLOUTS = Counter("tenantry_rollouts_total", "Rollouts of adapters that ended, by how.", ["result"])
@@ -81,7 +83,7 @@ class AdapterReconciler:
         memory = machine.recall(AdapterStatus.model_validate(adapter.get("status") or {}))
         spots = list(self._spots(key, spec))
         if any(self._unseen(spot) for spot in spots):
-            return Result(1.0)  # asked within seconds; judging before that would only flap
+            return Result(UNSEEN_SECONDS)  # judging before that would only flap
         stable, stable_wait = await self._candidate(key, spec, ChannelName.STABLE, memory, spots)
         canary, canary_wait = await self._candidate(key, spec, ChannelName.CANARY, memory, spots)
         silent = await self._smoke(key, spec, memory, spots)

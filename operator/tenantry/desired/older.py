@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from functools import cache
+from typing import Any, Final, get_args
 
 from tenantry.api.common import Model, Rule
 from tenantry.api.kinds import KINDS
@@ -23,15 +24,29 @@ def _within(model: Model, path: str) -> Iterator[Problem]:
     for rule in model.RULES:
         if rule.holds is not None and not rule.holds(model):
             yield _problem(path, rule)
-    for name, info in type(model).model_fields.items():
+    for name, alias in _parts(type(model)):
         value = getattr(model, name)
-        where = f"{path}.{info.alias or name}".lstrip(".")
+        where = f"{path}.{alias}".lstrip(".")
         if isinstance(value, Model):
             yield from _within(value, where)
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, Model):
                     yield from _within(item, f"{where}[{index}]")
+
+
+@cache
+def _parts(model: type[Model]) -> tuple[tuple[str, str], ...]:
+    """Fields, with their names on the wire, below which a rule is to be looked at."""
+    fields = model.model_fields.items()
+    return tuple((name, info.alias or name) for name, info in fields if _has_rules(info.annotation))
+
+
+@cache
+def _has_rules(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return any(rule.holds is not None for rule in annotation.RULES) or bool(_parts(annotation))
+    return any(_has_rules(argument) for argument in get_args(annotation))
 
 
 def _problem(path: str, rule: Rule) -> Problem:

@@ -205,3 +205,25 @@ async def test_all_that_a_reconcile_logs_bears_its_id_and_its_object(capsys: Any
     assert first["reconcileID"] == crash["reconcileID"] != second["reconcileID"]
     assert counted(metrics.RECONCILE_PANICS, "told") == 2
     assert counted(metrics.RECONCILES, "told", "requeue") == 0, "shown from the start"
+
+
+class Tireless:
+    """Never waits for anything, and is never done before it was called a thousand times."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def reconcile(self, key: Key, ctx: Context) -> Result:
+        self.calls += 1
+        return Result(0.0) if self.calls < 1000 else DONE
+
+
+async def test_a_reconcile_that_never_waits_leaves_time_for_others() -> None:
+    """A worker that does not suspend would hold the loop: no watch, no other controller would go on."""
+    tireless = Tireless()
+    async with running("tireless", cast(Scripted, tireless)) as hub:
+        hub.enqueue("tireless", Key("", "one"))
+        async with asyncio.timeout(10):
+            while tireless.calls == 0:  # noqa: ASYNC110 - the loop's turns are what is counted
+                await asyncio.sleep(0)
+        assert tireless.calls < 10

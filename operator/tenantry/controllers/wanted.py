@@ -45,8 +45,8 @@ _Spec = tuple[str, int] | None
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a tenant needs on a pool, with all that it follows from: the specs of tenant and pools, whose statuses change
-    all the time, and whole adapters, which are other objects in the store once they changed."""
+    """What a tenant needs on a pool, with all that it follows from: the specs of tenant and pools, whose statuses
+    change all the time, and whole adapters, which are other objects in the store once they changed."""
 
     wanted: tuple[Wanted, ...]
     tenant: _Spec

@@ -125,7 +125,7 @@ class Workers:
     async def _work(self, controller: Controller) -> None:
         queue = self._hub.queues[controller.name]
         while True:
-            # Neither a full queue nor a reconcile that asks nobody suspends: without this one worker could hold the loop.
+            # Neither a full queue nor a reconcile that asks nobody suspends: one worker could hold the loop.
             await asyncio.sleep(0)
             key = await queue.get()
             while not self._leads():  # noqa: ASYNC110 - time decides it, nothing that could wake us

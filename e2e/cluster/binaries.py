@@ -61,6 +61,8 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "."),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "pause": Binary("pause", "."),
+    # Rules are all that is checked here; service discovery would double what is compiled.
+    "promtool": Binary("prometheus", "github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "source-controller": Binary("source-controller", "github.com/fluxcd/source-controller"),
     "kustomize-controller": Binary("kustomize-controller", "github.com/fluxcd/kustomize-controller"),
@@ -71,7 +73,7 @@ NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr",
 ADDONS = ("coredns", "crane", "pause", "helm")
 HOLLOW = ("kubemark",)
 # What tests speak to, outside of any cluster.
-PEERS = ("versitygw",)
+PEERS = ("versitygw", "promtool")
 FLUX = ("source-controller", "kustomize-controller")
 
 

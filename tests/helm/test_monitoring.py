@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana get: names that some process exposes, and a page for each alert."""
+"""What Prometheus and Grafana get: names that some process exposes, alerts that fire as they should and have a page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from cluster import binaries
 
 from .conftest import CHART, NAMESPACE, REPOSITORY, Render
 
@@ -106,9 +109,37 @@ def test_every_alert_has_a_severity_a_summary_and_a_runbook() -> None:
         assert rule["annotations"]["runbook_url"] == f"runbooks.md#{rule['alert'].lower()}"
 
 
-def test_dashboards() -> None:
-    """Made from their source, laid out without overlaps."""
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    return binaries.ensure(["promtool"])["promtool"]
+
+
+def run(promtool: Path, *arguments: object) -> None:
+    done = subprocess.run(
+        [promtool, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_fire_and_stay_silent_as_they_should(promtool: Path) -> None:
+    run(promtool, "check", "rules", "--lint=all", "--lint-fatal", RULES)
+    run(promtool, "test", "rules", Path(__file__).parent / "alerts.yaml")
+
+
+def test_every_alert_is_tested() -> None:
+    tested = {
+        case["alertname"]
+        for test in yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())["tests"]
+        for case in test["alert_rule_test"]
+        if case.get("exp_alerts")
+    }
+    assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def test_dashboards(promtool: Path, tmp_path: Path) -> None:
+    """Made from their source, laid out without overlaps, each query one that Prometheus can run."""
     subprocess.run([sys.executable, REPOSITORY / "tools/dashboards.py", "--check"], check=True)
+    queries = []
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
         assert board["uid"].startswith("tenantry-")
@@ -131,6 +162,11 @@ def test_dashboards() -> None:
             assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
             for target in panel["targets"]:
                 assert target["datasource"]["uid"] == "${source}"
+                queries.append(target["expr"].replace("$__rate_interval", "5m"))
+    listed = [{"record": f"panel:query:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": listed}]}))
+    run(promtool, "check", "rules", file)
 
 
 def test_nothing_of_it_is_made_unless_asked_for(render: Render) -> None:

@@ -71,7 +71,13 @@ async def test_what_no_replica_has_is_refused_as_soon_as_all_said_so(world: Worl
 @pytest.mark.parametrize("words", [1, 300])
 async def test_it_waits_before_it_counts_too(world: World, words: int) -> None:
     """Nobody to count a long text would else make it a longer one: its bytes."""
-    lane = {"name": "fast", "service": "base-fast", "slots": 16, "replicas": ["base-fast-0"], "maxInputTokens": 400}
+    lane = {
+        "name": "fast",
+        "service": "base-fast",
+        "slots": 16,
+        "replicas": ["base-fast-0"],
+        "maxInputTokens": 400,
+    }
     world.put("acme", lanes=[lane])
     world.state.replace_slices([])
     asked = await here(world, chat("manyletters " * words))

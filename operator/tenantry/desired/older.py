@@ -42,7 +42,6 @@ def _parts(model: type[Model]) -> tuple[tuple[str, str], ...]:
     return tuple((name, info.alias or name) for name, info in fields if _has_rules(info.annotation))
 
 
-@cache
 def _has_rules(annotation: Any) -> bool:
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return any(rule.holds is not None for rule in annotation.RULES) or bool(_parts(annotation))

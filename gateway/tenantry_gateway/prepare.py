@@ -19,7 +19,7 @@ from .forward import Forwarder
 from .limits import month_of
 from .prompt import compose
 from .record import Record
-from .replicas import Replicas
+from .replicas import Replica, Replicas
 from .routing import choose_lane, choose_replica, choose_target, find_model, session_of
 from .state import Lane, Pool, Target, Tenant
 
@@ -142,43 +142,45 @@ class Preparer:
         tenant, request = asked.tenant, asked.request
         model, canary = find_model(tenant, request.model)
         pool, target = tenant.pools[model.pool], choose_target(model, canary, tenant.uid, asked.session)
-        lanes = list(pool.lanes.values())
-        servable = self._dispatcher.servable
-        await self._replicas.hear(pool, lanes, lambda: any(servable(pool, lane, target) for lane in lanes))
-        for lane in lanes:
-            replica = choose_replica([r for r in self._replicas.of(pool, lane) if r.serves(target)], target)
-            if replica is None:
-                continue
-            total = 0
-            contents: list[dict[str, Any]] = [{"prompt": prompt} for prompt in request.prompts]
-            for content in contents or [{"messages": asked.messages}]:
-                to = Destination(tenant, pool, lane, target)
-                count = await self._forwarder.count(to, replica, content)
-                if count is None:
-                    return None
-                total += count
-            # Tools are text that the template adds; no tokenizer route takes them.
-            return total + (input_bound(request, []) if "tools" in request.fields else 0)
-        return None
+
+        def serving() -> tuple[Lane, Replica] | None:
+            for lane in pool.lanes.values():
+                able = [r for r in self._replicas.of(pool, lane) if r.serves(target)]
+                if (replica := choose_replica(able, target)) is not None:
+                    return lane, replica
+            return None
+
+        found = await self._replicas.hear(pool, pool.lanes.values(), serving)
+        if found is None:
+            return None
+        lane, replica = found
+        to = Destination(tenant, pool, lane, target)
+        total = 0
+        contents: list[dict[str, Any]] = [{"prompt": prompt} for prompt in request.prompts]
+        for content in contents or [{"messages": asked.messages}]:
+            count = await self._forwarder.count(to, replica, content)
+            if count is None:
+                return None
+            total += count
+        # Tools are text that the template adds; no tokenizer route takes them.
+        return total + (input_bound(request, []) if "tools" in request.fields else 0)
 
     async def _route(self, asked: _Asked, tokens: int) -> _Route:
         """Where the alias is served, or its fallback where the tenant names one. Raises ApiError."""
         model, canary = find_model(asked.tenant, asked.request.model)
         route = self._target(asked, model.name, canary, tokens)
-        routes = [route]
-        if not canary:
-            # A new version that replicas lost for a moment costs nobody an answer.
-            routes.append(replace(route, target=model.targets[0]))
-        await self._replicas.hear(route.pool, [route.lane], lambda: any(map(self._servable, routes)))
-        if model.fallback is not None and model.fallback in asked.tenant.models:
-            routes.append(self._target(asked, model.fallback, False, tokens))
-        for found in routes:
-            if self._servable(found):
-                return found
-        raise no_endpoint(route.target)
+        # A new version that replicas lost for a moment costs nobody an answer.
+        routes = [route] if canary else [route, replace(route, target=model.targets[0])]
+        found = await self._replicas.hear(route.pool, [route.lane], lambda: self._first(routes))
+        if found is None and model.fallback is not None and model.fallback in asked.tenant.models:
+            found = self._first([self._target(asked, model.fallback, False, tokens)])
+        if found is None:
+            raise no_endpoint(route.target)
+        return found
 
-    def _servable(self, route: _Route) -> bool:
-        return self._dispatcher.servable(route.pool, route.lane, route.target)
+    def _first(self, routes: list[_Route]) -> _Route | None:
+        """The first that any replica could serve."""
+        return next((r for r in routes if self._dispatcher.servable(r.pool, r.lane, r.target)), None)
 
     @staticmethod
     def _target(asked: _Asked, alias: str, canary: bool, tokens: int) -> _Route:

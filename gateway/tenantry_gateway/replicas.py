@@ -11,8 +11,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import orjson
 from tenantry.api import names
@@ -21,6 +22,7 @@ from tenantry.api.identity import Signer
 from .state import Lane, Pool, State, Target
 from .upstream import Upstream, UpstreamError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 LOAD_PATH = "/admin/v1/load"
 MODELS_PATH = "/v1/models"
@@ -172,22 +174,28 @@ class Replicas:
         ]
         return min(lengths, default=None)
 
-    async def hear(self, pool: Pool, lanes: Iterable[Lane], enough: Callable[[], bool]) -> None:
-        """Wait until `enough`, or until every replica of the lanes was asked after this call; 2 s at most.
+    async def hear(self, pool: Pool, lanes: Collection[Lane], look: Callable[[], T | None]) -> T | None:
+        """What `look` finds, now or once every replica of the lanes was asked after this call; 2 s at most.
 
         A route may name what a replica has had for less time than a poll takes, or a replica of which Kubernetes has
         not told yet: what the next word may allow is not refused by the last one.
         """
-        lanes = tuple(lanes)
+        found = look()
+        if found is not None:
+            return found
         named = sum(len(lane.replicas) for lane in lanes)
         began = time.monotonic()
+
+        def all_asked() -> bool:
+            known = [replica for lane in lanes for replica in self.of(pool, lane)]
+            return len(known) == named and all(replica.asked >= began for replica in known)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEAR_SECONDS):
-                while not enough():
-                    found = [replica for lane in lanes for replica in self.of(pool, lane)]
-                    if len(found) == named and all(replica.asked >= began for replica in found):
-                        return
+                while found is None and not all_asked():
                     await self._changed.wait()
+                    found = look()
+        return found
 
     def all(self) -> list[Replica]:
         return list(self._replicas.values())

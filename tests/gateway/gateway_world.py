@@ -21,6 +21,13 @@ from tenantry_gateway.state import State
 
 SALT = b"0123456789abcdef0123456789abcdef"
 AUDIENCE = "pool-uid"
+ADAPTER = "acme-ml.tone--1.0.0-0123456789ab"
+DIGEST = "sha256:" + "0123456789ab" + "0" * 52
+TONED: list[dict[str, Any]] = [
+    {"name": "chat", "pool": "base", "targets": [{"servedName": "base"}]},
+    {"name": "toned", "pool": "base", "targets": [{"servedName": ADAPTER, "digest": DIGEST}]},
+]
+"""A model without an adapter and one that is answered by `ADAPTER`."""
 FAST = Timeouts(body=2, queue=5, first_byte=5, idle=5, total=20, lease=60, header=2)
 
 

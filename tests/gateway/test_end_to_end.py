@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 from gateway_fakes import Behaviour
-from gateway_world import SALT, chat, error_of, until
+from gateway_world import ADAPTER, DIGEST, SALT, TONED, chat, error_of, until
 from tenantry.api import keys
 
 if TYPE_CHECKING:
     from gateway_world import World
-
-ADAPTER = "acme-ml.tone--1.0.0-0123456789ab"
-DIGEST = "sha256:" + "0123456789ab" + "0" * 52
-TONED = [
-    {"name": "chat", "pool": "base", "targets": [{"servedName": "base"}]},
-    {"name": "toned", "pool": "base", "targets": [{"servedName": ADAPTER, "digest": DIGEST}]},
-]
 
 
 async def test_openai_client_gets_an_answer(world: World) -> None:
@@ -175,6 +168,13 @@ async def test_an_adapter_goes_only_where_it_is_registered_and_first_where_it_is
 async def test_a_fallback_only_where_the_tenant_names_one(world: World) -> None:
     world.put("acme", models=[TONED[0], {**TONED[1], "fallback": "chat"}])
     answer = await world.http("acme").post("/v1/chat/completions", json={**chat(), "model": "toned"})
+    assert (answer.status_code, answer.headers["x-tenantry-served"]) == (200, "base")
+
+
+async def test_a_fallback_that_cannot_be_had_takes_nothing_from_a_model_that_is_served(world: World) -> None:
+    other = {"name": "other", "pool": "gone", "targets": [{"servedName": "other"}]}
+    world.put("acme", models=[{**TONED[0], "fallback": "other"}, other])
+    answer = await world.http("acme").post("/v1/chat/completions", json=chat())
     assert (answer.status_code, answer.headers["x-tenantry-served"]) == (200, "base")
 
 

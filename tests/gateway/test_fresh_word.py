@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from gateway_fakes import endpoint_slice
-from gateway_world import chat, error_of, until
+from gateway_world import ADAPTER, TONED, chat, error_of, until
 
 if TYPE_CHECKING:
     from gateway_world import World
-
-ADAPTER = "acme-ml.tone--1.0.0-0123456789ab"
-TONED = [
-    {
-        "name": "toned",
-        "pool": "base",
-        "targets": [{"servedName": ADAPTER, "digest": "sha256:" + "0123456789ab" + "0" * 52}],
-    }
-]
 
 
 async def here(world: World, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:

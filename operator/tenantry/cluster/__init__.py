@@ -23,6 +23,7 @@ from .objects import (
     is_deleting,
     is_managed,
     owned_by,
+    spec_version,
     uid_of,
     version_of,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "key_of",
     "owned_by",
     "resource_of",
+    "spec_version",
     "uid_of",
     "version_of",
 ]

@@ -20,6 +20,11 @@ def version_of(obj: Obj) -> str:
     return str(obj["metadata"].get("resourceVersion", ""))
 
 
+def spec_version(obj: Obj) -> tuple[str, int]:
+    """What tells a spec from all others: the object's uid and its generation."""
+    return uid_of(obj), int(obj["metadata"].get("generation", 0))
+
+
 def is_deleting(obj: Obj) -> bool:
     return bool(obj["metadata"].get("deletionTimestamp"))
 

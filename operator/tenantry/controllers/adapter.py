@@ -36,9 +36,9 @@ from .world import Pool, World
 PULLING_SECONDS = 1.0
 RETRY_SECONDS = 30.0
 EARLY_SECONDS = 2.0
+"""One commit may bring an adapter and its tenant, in any order: so old is an adapter before it is told to lack one."""
 UNSEEN_SECONDS = 5.0
 """The first word of a replica wakes the adapters that it is to hold; this is for all others."""
-"""One commit may bring an adapter and its tenant, in any order: so old is an adapter before it is told to lack one."""
 
 ROLLOUTS = Counter("tenantry_rollouts_total", "Rollouts of adapters that ended, by how.", ["result"])
 

@@ -10,6 +10,7 @@ from tenantry.cluster import Key, Obj, is_deleting
 from tenantry.desired.problems import SpecError
 from tenantry.desired.tenant import ADAPTER_TIERS
 from tenantry.engines import Identity, Pull, SignaturePolicy, Verification
+from tenantry.placement.stored import Placement
 from tenantry.promotion import machine
 from tenantry.promotion.machine import Fault, Memory, Release
 
@@ -98,14 +99,18 @@ def objection(world: World, adapter: Key, spec: AdapterSpec, desired: Release | 
 
 def pools_of(world: World, tenant: str, spec: TenantSpec, adapter: Key) -> Iterator[Pool]:
     """The pools that serve models answered by the adapter."""
-    chosen = world.placements.get(tenant).models
-    wanted = {
-        chosen[model.name] for model in spec.models if reference(model) == adapter and model.name in chosen
-    }
-    for name in sorted(wanted):
+    for name in sorted(pool_names(world.placements.get(tenant), spec, adapter)):
         pool = world.pool(name)
         if pool is not None:
             yield pool
+
+
+def pool_names(placement: Placement, spec: TenantSpec, adapter: Key) -> set[str]:
+    """The same by name, whether they are there or not."""
+    chosen = placement.models
+    return {
+        chosen[model.name] for model in spec.models if reference(model) == adapter and model.name in chosen
+    }
 
 
 def remembered(adapter: Obj) -> Memory:

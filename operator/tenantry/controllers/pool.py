@@ -15,6 +15,7 @@ from tenantry.cluster import (
     NameTaken,
     Obj,
     is_deleting,
+    spec_version,
 )
 from tenantry.desired import engine, pool_status, revision, scaling
 from tenantry.desired.conditions import stall, wire
@@ -149,7 +150,7 @@ class PoolReconciler:
 
     async def _scale(self, pool: Pool, lane: Lane, ctx: Context) -> scaling.Scale:
         live = self.world.workload(pool, lane.name)
-        known = (pool.uid, int(pool.obj["metadata"].get("generation", 0)), lane.name)
+        known = (*spec_version(pool.obj), lane.name)
         count = self._taken_back[known]
         scale = scaling.decide(lane.replicas, live, taken_back=count)
         retiring = self._retire(pool, lane, scale)
@@ -206,7 +207,7 @@ class PoolReconciler:
         replicas = self.world.lane_replicas(pool, lane.name)
         update = ((workload or {}).get("status") or {}).get("updateRevision")
         present = [pod for name in replicas if (pod := self.world.pod(pool, name)) is not None]
-        known = (pool.uid, int(pool.obj["metadata"].get("generation", 0)), lane.name)
+        known = (*spec_version(pool.obj), lane.name)
         current = history.current
         return pool_status.LaneView(
             name=lane.name.value,

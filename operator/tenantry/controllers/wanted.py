@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tenantry.api.adapter import ChannelName
-from tenantry.cluster import ADAPTER_POOL, TENANT, Key, Obj, is_deleting, uid_of
+from tenantry.cluster import ADAPTER_POOL, TENANT, Key, Obj, is_deleting, spec_version, uid_of
 from tenantry.desired.problems import SpecError
 from tenantry.engines import Pull
 from tenantry.engines.fetcher import AdapterFacts
@@ -126,11 +126,7 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
         if found is None:
             continue
         adapter, adapter_spec = found
-        pools |= {
-            placement.models[model.name]
-            for model in spec.models
-            if reference(model) == key and model.name in placement.models
-        }
+        pools |= bindings.pool_names(placement, spec, key)
         asked = {channel: machine.wanted(adapter_spec, channel) for channel in ChannelName}
         for release in asked.values():
             if release is not None:
@@ -164,7 +160,7 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
 
 
 def _spec(obj: Obj | None) -> _Spec:
-    return None if obj is None else (uid_of(obj), int(obj["metadata"].get("generation", 0)))
+    return None if obj is None else spec_version(obj)
 
 
 def _facts(world: World, asked: Pull) -> AdapterFacts | None:

@@ -27,6 +27,7 @@ from tenantry.cluster import (
     controller_of,
     is_deleting,
     key_of,
+    spec_version,
     uid_of,
 )
 from tenantry.desired import gate, older
@@ -168,7 +169,7 @@ class World:
 
     def _parsed(self, model: type[M], obj: Obj) -> M:
         key = (obj["kind"], key_of(obj))
-        version = (uid_of(obj), int(obj["metadata"].get("generation", 0)))
+        version = spec_version(obj)
         cached = self._specs.get(key)
         if cached is None or cached[0] != version:
             cached = self._specs[key] = (version, _parse(model, obj))

@@ -20,7 +20,7 @@ MOST: Final = 8192
 T = TypeVar("T")
 Part = tuple[Any, Hashable]
 """A value out of shared parts, and what tells it from all others: the one object that stands for an object or a list
-(by its id), else the value itself with its type, since 1 and True are equal and not the same in JSON."""
+(by its id), else a text itself or a value with its type, since 1 and True are equal and not the same in JSON."""
 
 
 class Compactor:

@@ -66,6 +66,9 @@ BINARIES: dict[str, Binary] = {
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "source-controller": Binary("source-controller", "github.com/fluxcd/source-controller"),
     "kustomize-controller": Binary("kustomize-controller", "github.com/fluxcd/kustomize-controller"),
+    "karpenter": Binary("karpenter", "sigs.k8s.io/karpenter/kwok"),
+    "kwok": Binary("karpenter", "sigs.k8s.io/kwok/cmd/kwok"),
+    "cert-manager": Binary("cert-manager", "."),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -73,8 +76,9 @@ NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr",
 ADDONS = ("coredns", "crane", "pause", "helm")
 HOLLOW = ("kubemark",)
 # What tests speak to, outside of any cluster.
-PEERS = ("versitygw", "promtool")
+PEERS = ("versitygw", "promtool", "cert-manager")
 FLUX = ("source-controller", "kustomize-controller")
+KARPENTER = ("karpenter", "kwok")
 
 
 def folder_key(folder: str, root: Path = GO_FOLDER) -> str:

@@ -1,13 +1,7 @@
-"""A real Flux beside the cluster: source-controller and kustomize-controller as processes of this machine.
-
-In production they are pods; here they reach the API server as the administrator does, so that no image has to be built
-of them. What they do to objects is the same.
-"""
+"""A real Flux beside the cluster: its source-controller and kustomize-controller."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,13 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from cluster import binaries
-from cluster.process import dying_with_me, free_port, tail
+from cluster import beside, binaries
+from cluster.process import free_port
 
 from . import git
 from .git import Repository
-from .kube import JsonObject, Kube, StackError, condition
+from .kube import JsonObject, Kube, condition
 
 NAMESPACE = "flux-system"
 NAME = "fleet"
@@ -76,11 +69,7 @@ def following(kube: Kube) -> Iterator[Flux]:
         repository = stack.enter_context(git.serve(root / "git"))
         for name, module in CONTROLLERS.items():
             bases = binaries.module_folder(name, module) / "config" / "crd" / "bases"
-            for crd in [yaml.safe_load(path.read_text()) for path in sorted(bases.glob("*.yaml"))]:
-                kube.apply(crd)
-                kube.run(
-                    "wait", f"crd/{crd['metadata']['name']}", "--for=condition=Established", "--timeout=30s"
-                )
+            beside.define(kube.run, bases.glob("*.yaml"))
         kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         storage = free_port()
         own = {"source-controller": [
@@ -89,7 +78,15 @@ def following(kube: Kube) -> Iterator[Flux]:
         ]}  # fmt: skip
         (root / "artifacts").mkdir()
         for name, program in programs.items():
-            stack.enter_context(_running(kube, root, program, own.get(name, [])))
+            arguments = [
+                "--watch-all-namespaces", "--enable-leader-election=false", "--log-level=info",
+                f"--metrics-addr=127.0.0.1:{free_port()}", f"--health-addr=127.0.0.1:{free_port()}",
+                *own.get(name, []),
+            ]  # fmt: skip
+            environment = {"RUNTIME_NAMESPACE": NAMESPACE}
+            stack.enter_context(
+                beside.running(kube.kubeconfig, root, program, *arguments, environment=environment)
+            )
         try:
             yield Flux(kube, repository)
         finally:
@@ -124,28 +121,3 @@ def follow(flux: Flux, *, timeout: str = "2m") -> None:
         },
     }
     flux.kube.apply(source, kustomization)
-
-
-@contextmanager
-def _running(kube: Kube, root: Path, program: Path, more: list[str]) -> Iterator[None]:
-    log = root / f"{program.name}.log"
-    command = [
-        str(program), "--watch-all-namespaces", "--enable-leader-election=false", "--log-level=info",
-        f"--metrics-addr=127.0.0.1:{free_port()}", f"--health-addr=127.0.0.1:{free_port()}", *more,
-    ]  # fmt: skip
-    environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig), "RUNTIME_NAMESPACE": NAMESPACE}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            dying_with_me(command), stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=root
-        )
-    try:
-        yield
-        if process.poll() is not None:
-            raise StackError(f"{program.name} ended with {process.returncode}:\n{tail(log)}")
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

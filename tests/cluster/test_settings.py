@@ -21,6 +21,7 @@ def test_every_binary_is_pinned_by_a_committed_folder() -> None:
         binaries.HOLLOW,
         binaries.PEERS,
         binaries.FLUX,
+        binaries.KARPENTER,
     )
     assert {name for group in groups for name in group} == set(binaries.BINARIES)
 

@@ -66,6 +66,9 @@ def test_defaults_are_valid_values() -> None:
         ("tiers.Free.defaults.maxInFlight=0", "/tiers/Free/defaults/maxInFlight"),
         ("identity.gateway.existingSecret=mine", "`identity.gateway.certificate` must be set"),
         ("identity.gateway.certificate=PEM", "`identity.gateway.existingSecret` must be set"),
+        ("identity.existingAuthoritySecret=a,identity.certManager.issuerRef.name=b", "must not both be set"),
+        ("identity.certManager.duration=1y", "/identity/certManager/duration"),
+        ("identity.certManager.issuerRef.kind=Thing", "/identity/certManager/issuerRef/kind"),
     ],
 )
 def test_a_wrong_value_is_refused(helm: Helm, setting: str, complaint: str) -> None:

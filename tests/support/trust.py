@@ -8,7 +8,11 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -19,23 +23,37 @@ from tenantry.attestation.gate import Gate
 AUDIENCE = "pool-uid"
 
 
-def make_authority() -> Authority:
-    """As the chart makes one."""
-    key = generate_private_key(SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tenantry-authority")])
+def make_authority(
+    key: EllipticCurvePrivateKey | None = None,
+    under: Authority | None = None,
+    name: str = "tenantry-authority",
+) -> Authority:
+    """As the chart makes one; with a key that it has already, or under an authority that is not ours."""
+    key = key or generate_private_key(SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(under.certificate.subject if under else subject)
         .public_key(key.public_key())
-        .serial_number(1)
+        .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=30))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, SHA256())
+        .sign(under.key if under else key, SHA256())
     )
     return Authority(certificate, key)
+
+
+def write_authority(folder: Path, authority: Authority) -> Path:
+    """The folder, with the authority as a mounted Secret would hold it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tls.crt").write_text(authority.pem)
+    (folder / "tls.key").write_bytes(
+        authority.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    return folder
 
 
 @dataclass

@@ -28,6 +28,8 @@ class ServerTls:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.verify_mode = ssl.CERT_REQUIRED
+        # That authority alone is believed, whoever stands above it: others of the same root are strangers.
+        self.context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         self.context.num_tickets = 0
         self.context.options |= ssl.OP_NO_TICKET
         self._seen: tuple[bytes, ...] = ()

@@ -40,6 +40,13 @@ capabilities: {drop: [ALL]}
 {{- (index .root.Values.identity .part).existingSecret | default (printf "tenantry-%s-identity" .part) }}
 {{- end }}
 
+{{- /* Name of the Secret that holds the authority for mutual TLS: given, cert-manager's, or made by this chart. */ -}}
+{{- define "tenantry.authoritySecret" -}}
+{{- if .Values.identity.certManager.issuerRef.name }}tenantry-issued-authority
+{{- else }}{{ .Values.identity.existingAuthoritySecret | default "tenantry-authority" }}
+{{- end }}
+{{- end }}
+
 {{- define "tenantry.saltSecret" -}}
 {{- .Values.identity.existingSaltSecret | default "tenantry-salt" }}
 {{- end }}

@@ -67,6 +67,8 @@ class Credentials:
 
     def _made(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Our authority alone is believed, whoever stands above it: others of the same root are strangers.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         self._contexts.append(context)
         self._seen = ()
         self.refresh()

@@ -112,6 +112,21 @@ class Key(Model):
     certificate: Annotated[str, Field(max_length=8192)]
 
 
+class Issuer(Model):
+    """A cert-manager Issuer or ClusterIssuer; none where `name` is empty."""
+
+    name: Name
+    kind: Literal["Issuer", "ClusterIssuer"]
+    group: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class CertManager(Model):
+    """An authority that cert-manager makes and renews."""
+
+    issuer_ref: Issuer
+    duration: Annotated[str, Field(pattern=r"^[1-9][0-9]*h$")]
+
+
 class Identity(Model):
     """Keys by which our processes know each other."""
 
@@ -119,6 +134,7 @@ class Identity(Model):
     gateway: Key
     fetcher: Key
     existing_authority_secret: Name
+    cert_manager: CertManager
     existing_salt_secret: Name
 
 

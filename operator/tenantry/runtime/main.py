@@ -21,7 +21,7 @@ from yaml import YAMLError
 from tenantry.api import OperatorConfig
 from tenantry.api.identity import IdentityError, Signer, Verifier, key_id
 from tenantry.api.names import METRICS_PORT, OPERATOR_ISSUER
-from tenantry.attestation.authority import Authority, AuthorityError
+from tenantry.attestation.authority import AuthorityError
 from tenantry.attestation.trust import Trust
 from tenantry.cluster import ApiError, Client, Recorder
 
@@ -106,8 +106,9 @@ def load_trust(options: Options, config: OperatorConfig) -> Trust | None:
     if options.authority_dir is None or options.identity_key is None:
         return None
     try:
-        authority = Authority.load(options.authority_dir)
-        return Trust.make(authority, options.identity_key, config.certificate_seconds, time.time())
+        return Trust.make(
+            options.authority_dir, options.identity_key, config.certificate_seconds, time.time()
+        )
     except (AuthorityError, IdentityError, OSError) as error:
         raise StartError(f"`--authority-dir` cannot be used: {error}") from error
 

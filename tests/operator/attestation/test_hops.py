@@ -18,7 +18,7 @@ import pytest
 from cluster.pki import certify
 from cluster.process import dying_with_me, free_port
 from cryptography import x509
-from support.trust import make_authority, write_key
+from support.trust import make_authority, write_authority, write_key
 from tenantry.api import names
 from tenantry.api.identity import Signer
 from tenantry.api.tls import Credentials
@@ -87,7 +87,9 @@ def hops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hops]:
     paths = {}
     for issuer, key in keys.items():
         paths[issuer] = write_key(folder / f"{issuer}.key", key)
-    made = Hops(run, make_authority(), paths, free_port(), free_port(), free_port())
+    # One that stands below a company's root, as cert-manager may make it.
+    authority = make_authority(under=make_authority(name="a company's root"))
+    made = Hops(run, authority, paths, free_port(), free_port(), free_port())
     made.certify()
     model = TinyModel.make(folder / "tiny")
     command = [
@@ -112,7 +114,8 @@ def hops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hops]:
 
 
 async def test_operator_fetcher_and_gateway_reach_the_engine(hops: Hops, tmp_path: Path) -> None:
-    trust = Trust.make(hops.authority, hops.identities[names.OPERATOR_ISSUER], 600, time.time())
+    authority = write_authority(tmp_path / "authority", hops.authority)
+    trust = Trust.make(authority, hops.identities[names.OPERATOR_ISSUER], 600, time.time())
     async with new_client(credentials=trust.credentials) as client:
         driver = TenantryDriver(hops.signer(names.OPERATOR_ISSUER), client)
         assert (await driver.observe(hops.replica)).ready

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from support.trust import make_authority, write_key
+from support.trust import make_authority, write_authority, write_key
 from tenantry.api import names
 from tenantry.api.tls import Credentials
 from tenantry.attestation.authority import Authority, AuthorityError, expiry, requested_key, utc
@@ -163,7 +163,7 @@ def _key(path: Path) -> Ed25519PrivateKey:
 
 def test_the_operator_renews_its_own_at_half(tmp_path: Path, authority: Authority) -> None:
     key, now = write_key(tmp_path / "tls.key", Ed25519PrivateKey.generate()), time.time()
-    trust = Trust.make(authority, key, 600, now)
+    trust = Trust.make(write_authority(tmp_path / "authority", authority), key, 600, now)
 
     def ends() -> float:
         return expiry(trust.credentials.certificate.read_text()) or 0.0
@@ -173,6 +173,45 @@ def test_the_operator_renews_its_own_at_half(tmp_path: Path, authority: Authorit
     assert ends() == first
     trust.renew(600, now + 301)
     assert ends() == pytest.approx(now + 901, abs=2)
+
+
+async def test_a_renewed_authority_is_taken_and_what_the_one_before_signed_is_still_believed(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """By cert-manager its key stays; whoever has not heard of the new certificate yet is understood all the same."""
+    source = write_authority(tmp_path / "authority", authority)
+    key = write_key(tmp_path / "tls.key", Ed25519PrivateKey.generate())
+    trust = Trust.make(source, key, 600, time.time())
+    before = engine(tmp_path / "before", authority).server()
+    renewed = make_authority(authority.key)
+    write_authority(source, renewed)
+    trust.renew(600, time.time())
+    assert trust.authority.pem == renewed.pem
+    assert trust.credentials.authority.read_text() == renewed.pem
+    after = engine(tmp_path / "after", trust.authority).server()
+    for server in (before, after):
+        async with echoing(server) as port:
+            for client in (trust.credentials, caller(tmp_path / "gateway", authority)):
+                assert await echoed(port, client.client())
+
+
+def test_an_authority_that_cannot_be_read_leaves_the_one_before(tmp_path: Path, authority: Authority) -> None:
+    source = write_authority(tmp_path / "authority", authority)
+    key = write_key(tmp_path / "tls.key", Ed25519PrivateKey.generate())
+    trust = Trust.make(source, key, 600, time.time())
+    (source / "tls.crt").write_text(make_authority().pem)  # its key comes a moment later
+    trust.renew(600, time.time())
+    assert trust.authority.pem == authority.pem
+
+
+async def test_of_an_authority_under_a_root_that_one_alone_is_believed(tmp_path: Path) -> None:
+    root = make_authority(name="a company's root")
+    ours, other = (make_authority(under=root) for _ in range(2))
+    gateway, stranger = (caller(tmp_path / name, one) for name, one in (("ours", ours), ("other", other)))
+    (tmp_path / "other" / "ca.pem").write_text(ours.pem)
+    async with echoing(engine(tmp_path / "engine", ours).server()) as port:
+        assert await echoed(port, gateway.client())
+        assert not await echoed(port, stranger.client()), "the same root signed for it"
 
 
 def test_requests_are_believed_for_their_key_alone(tmp_path: Path, authority: Authority) -> None:

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from cluster.pki import certify
 from cluster.process import free_port
-from support.trust import make_authority, write_key
+from support.trust import make_authority, write_authority, write_key
 from support.verifier import GOOD, ISSUER, POINTER, Verifier
 from tenantry.api import names
 from tenantry.api.config import AttestationPolicy, GatewayTemplate, VerifierService
@@ -128,7 +128,7 @@ async def vault(lab: Lab, until: Any, tmp_path: Path) -> AsyncIterator[Vault]:
     identity.mkdir()
     certify(identity, names.OPERATOR_ISSUER, lab.identity)
     key = write_key(tmp_path / "operator.key", lab.identity)
-    lab.trust = Trust.make(make_authority(), key, 600, time.time())
+    lab.trust = Trust.make(write_authority(tmp_path / "authority", make_authority()), key, 600, time.time())
     service = VerifierService(url=verifier.url, keys=[verifier.public], issuer=ISSUER, timeout_seconds=2)
     tiers = dict(lab.config.tiers)
     offered = {"verifiers": ["v"], "attestation_policies": ["p"], "runtime_classes": ["confidential"]}

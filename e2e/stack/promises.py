@@ -213,6 +213,14 @@ def network_probe(stack: Stack, tenant: str = "oak") -> list[Finding]:
             inside, outside = reached(namespace, address), reached("default", address)
             control = "an ordinary pod reaches it" if outside else "an ordinary pod does not reach it either"
             findings.append((f"{what} cannot be reached", not inside, f"{address}; {control}"))
+        engines = {
+            "a shared engine": targets["a shared engine's pod"],
+            "the tenant's engine": f"{stack.pod_address(f'{namespace}-fast-0', namespace)} 8000",
+        }
+        findings += [
+            (f"{what} cannot be reached by an ordinary pod", not reached("default", address), address)
+            for what, address in engines.items()
+        ]
         findings.append(
             (
                 "the control: an ordinary pod reaches the API server",

@@ -231,7 +231,7 @@ class Backend:
             "name": declaration.name,
             "digest": declaration.digest,
             "tenant": declaration.tenant,
-            "pinned": declaration.pinned,
+            "pinned": False,  # vLLM decides
             "state": state,
             "reason": problem.reason if problem is not None else "",
             "message": problem.message if problem is not None else "",

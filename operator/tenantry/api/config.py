@@ -66,12 +66,16 @@ class AttestationPolicy(Model):
 
 
 class TierPolicy(Model):
-    """Defaults and ceilings of a tier, and what dedicated tenants may ask for, each by name."""
+    """Defaults and ceilings of a tier, and what dedicated tenants may ask for, each by name.
+
+    `pinnedAdapters`: how many adapters of one tenant may stay in memory while nobody uses them.
+    """
 
     defaults: LimitSet
     ceilings: LimitSet
     weight: Annotated[int, Field(ge=1, le=100)] = 1
     max_weight: Annotated[int, Field(ge=1, le=100)] = 1
+    pinned_adapters: Annotated[int, Field(ge=0, le=1000)] = 0
     pool_templates: list[DnsLabel] = []
     runtime_classes: list[DnsSubdomain] = []
     verifiers: list[DnsLabel] = []

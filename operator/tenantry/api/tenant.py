@@ -54,6 +54,12 @@ class TenantModel(Model):
             field=".name",
             holds=lambda model: "--" not in model.name,
         ),
+        Rule(
+            "!has(self.pinned) || !self.pinned || has(self.adapterRef)",
+            "`pinned` must stand beside `adapterRef`: a base model is never out of memory",
+            field=".pinned",
+            holds=lambda model: not model.pinned or model.adapter_ref is not None,
+        ),
     )
 
     name: DnsLabel
@@ -64,6 +70,9 @@ class TenantModel(Model):
     """Only this pool may serve it. Absent: the placer chooses among all that fit."""
     adapter_ref: AdapterRef | None = None
     """The adapter that answers. Absent: the base model answers."""
+    pinned: bool = False
+    """The adapter's pages stay in memory while nobody uses it, so that it is never waited for. The tier says how many a
+    tenant may have."""
     fallback: DnsLabel | None = None
     """Another of the tenant's models, tried when this one has no capacity."""
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tenantry.api.pool import EngineType
 from tenantry.cluster import Key, is_deleting
 from tenantry.engines import (
     AdapterDeclaration,
@@ -77,8 +78,8 @@ class ReplicaReconciler:
         try:
             report = await world.driver.observe(peer)
             kept, again_in = self._retiring(memory, wanted, report)
-            declared = {**kept, **{name: _declaration(entry) for name, entry in wanted.items()}}
-            if seen is None or seen.report is None or _differs(report, declared):
+            declared = {**kept, **{name: declaration(entry, pool) for name, entry in wanted.items()}}
+            if seen is None or seen.report is None or differs(report, declared):
                 drain = max([60, *(int(memory.drains.get(entry.name, 0)) for entry in report.adapters)])
                 fence = ctx.fence()
                 report = await world.driver.declare(
@@ -115,10 +116,7 @@ class ReplicaReconciler:
             memory.drains.pop(name, None)
         requests = {name: entry.requests for name, entry in held.items()}
         verdict = retire(unneeded, requests, memory.drains, now, self.world.retire_seconds)
-        kept = {
-            name: AdapterDeclaration(name, held[name].digest, held[name].tenant, held[name].pinned)
-            for name in verdict.keep
-        }
+        kept = {name: AdapterDeclaration(name, held[name].digest, held[name].tenant) for name in verdict.keep}
         return kept, verdict.again_in
 
     async def _fetch(
@@ -202,17 +200,19 @@ def _names(observation: Observation) -> frozenset[str]:
     return frozenset(entry.name for entry in report.adapters) if report is not None else frozenset()
 
 
-def _declaration(entry: Wanted) -> AdapterDeclaration:
-    return AdapterDeclaration(entry.name, entry.digest, entry.tenant)
+def declaration(entry: Wanted, pool: Pool) -> AdapterDeclaration:
+    """What is on its way is not pinned yet, and nothing is where vLLM decides."""
+    pinned = entry.pinned and entry.urgency == 0 and pool.spec.engine.type is EngineType.TENANTRY
+    return AdapterDeclaration(entry.name, entry.digest, entry.tenant, pinned)
 
 
-def _differs(report: ReplicaReport, declared: Mapping[str, AdapterDeclaration]) -> bool:
+def differs(report: ReplicaReport, declared: Mapping[str, AdapterDeclaration]) -> bool:
     held = {
-        entry.name: (entry.digest, entry.tenant)
+        entry.name: (entry.digest, entry.tenant, entry.pinned)
         for entry in report.adapters
         if entry.state is not AdapterState.DRAINING
     }
-    return held != {name: (entry.digest, entry.tenant) for name, entry in declared.items()}
+    return held != {name: (entry.digest, entry.tenant, entry.pinned) for name, entry in declared.items()}
 
 
 def _fitting(wanted: Mapping[str, Wanted], limit: int) -> tuple[dict[str, Wanted], dict[str, Fault]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tenantry.api.adapter import ChannelName
 from tenantry.cluster import ADAPTER_POOL, TENANT, Key, Obj, is_deleting, spec_version, uid_of
+from tenantry.desired.pins import pinned
 from tenantry.desired.problems import SpecError
 from tenantry.engines import Pull
 from tenantry.engines.fetcher import AdapterFacts
@@ -27,7 +28,8 @@ from .world import Pool, World
 class Wanted:
     """A served name that a replica must hold. `adapter` None: only a route still names it.
 
-    `urgency`: 0 serves now, 1 is on its way; the pool's `maxRegistered` cuts from the end.
+    `urgency`: 0 serves now, 1 is on its way; the pool's `maxRegistered` cuts from the end. `pinned`: its pages
+    stay once it serves.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Wanted:
     adapter: Key | None = None
     drain_seconds: int = 60
     urgency: int = 0
+    pinned: bool = False
 
 
 _Spec = tuple[str, int] | None
@@ -118,6 +121,7 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
             if placement.models.get(model.name) == pool and (key := reference(model)) is not None
         }
     )
+    stay = {Key(ref.namespace, ref.name) for ref in pinned(spec, world.config.tiers.get(spec.tier))}
     wanted: list[Wanted] = []
     pools: set[str] = set()
     facts: dict[Pull, AdapterFacts | None] = {}
@@ -147,6 +151,7 @@ def _work_out(world: World, name: str, tenant: Obj, placement: Placement, pool: 
                     adapter=key,
                     drain_seconds=adapter_spec.rollout.drain_seconds,
                     urgency=0 if any(release.same(other) for other in served_now) else 1,
+                    pinned=key in stay,
                 )
             )
     return _Needs(

@@ -18,6 +18,7 @@ from .engine import MAX_WORKLOAD_NAME, DedicatedTo
 from .limits import limit_problems
 from .network import egress_problems
 from .objects import Obj, metadata
+from .pins import pin_problems
 from .problems import Problem, SpecError, join
 
 ADAPTER_TIERS: Final = (Tier.MID_MARKET, Tier.ENTERPRISE, Tier.REGULATED)
@@ -35,6 +36,7 @@ def tenant_problems(
         return [Problem("tier", f"must be a tier that this release offers ({offered})")]
     problems = limit_problems(spec.limits, spec.weight, policy)
     problems += _model_problems(spec)
+    problems += pin_problems(spec, policy)
     problems += _key_problems(spec)
     if spec.tier.dedicated:
         problems += _dedicated_problems(name, spec, config)

@@ -52,7 +52,7 @@ urllib.request.urlopen("http://127.0.0.1:{PORT}/health", timeout=8)
 MISSING: Final = (
     "fair shares between tenants inside a replica (only each tenant's cap holds)",
     "proof that an adapter's memory was freed and zeroed when it left",
-    "page-exact residency of adapters",
+    "page-exact residency of adapters, and adapters that stay in memory (`pinned`)",
     "checks of an adapter's tensors before vLLM reads them",
     "templates' special tokens kept plain in what clients send: such text is refused",
     "tool calls, for which vLLM must be told how each model writes them",

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
 from tenantry.api import OperatorConfig
+from tenantry.api.common import Tier
+from tenantry.api.config import TierPolicy
 from tenantry.api.pool import LaneName
 from tenantry.cluster import ADAPTER, ADAPTER_POOL, STATEFUL_SET, TENANT, Key, Obj, Resource
 from tenantry.controllers import World, bindings
 from tenantry.controllers import wanted as needs_of
+from tenantry.controllers.replica import declaration, differs
 from tenantry.controllers.wanted import Needs, Wanted
 from tenantry.controllers.watches import Watches
-from tenantry.engines import Transfer
+from tenantry.engines import AdapterDeclaration, ReplicaReport, Transfer
+from tenantry.engines import Fence as EngineFence
+from tenantry.engines.base import AdapterReport, AdapterState, Capacity, ModelReport
 from tenantry.engines.fetcher import AdapterFacts, ArtifactReport, ArtifactState
 from tenantry.placement.stored import Placed, Placement
 from tenantry.promotion.facts import Release
@@ -166,6 +172,47 @@ def test_a_version_that_takes_over_is_held_beside_the_one_it_follows(world: Worl
     adapter["metadata"] = {**adapter["metadata"], "resourceVersion": "3"}
     world.store.put(ADAPTER, adapter)
     assert wanted(world)[NEW].urgency == 1, "what has no traffic yet is cut first where a pool is full"
+
+
+def midmarket(world: World, pins: int) -> None:
+    """The tier, with as many pins."""
+    limits = {
+        "requestsPerMinute": 60, "tokensPerMinute": 1000, "maxInFlight": 4, "maxQueued": 4,
+        "maxInputTokens": 100, "maxOutputTokens": 100,
+    }  # fmt: skip
+    policy = TierPolicy.model_validate({"defaults": limits, "ceilings": limits, "pinnedAdapters": pins})
+    world.setup.config.tiers[Tier.MID_MARKET] = policy
+
+
+@pytest.mark.parametrize(("pins", "held"), [(1, True), (0, False)])
+def test_pins_are_those_of_the_spec_within_the_tier(world: World, pins: int, held: bool) -> None:
+    midmarket(world, pins)
+    model = {"name": "tone", "baseModel": "tiny", "adapterRef": {"namespace": "ml", "name": "tone"}}
+    assert not wanted(world)[NEW].pinned
+    set_spec(world, TENANT, Key("", "maple"), models=[{**model, "pinned": True}])
+    assert wanted(world)[NEW].pinned is held
+    assert not wanted(world)[OLD].pinned, "what only a route names goes soon"
+
+
+def test_what_is_on_its_way_is_not_pinned_and_vllm_pins_nothing(world: World) -> None:
+    pool = world.pool("lora")
+    assert pool is not None
+    entry = Wanted(NEW, "sha256:" + "b" * 64, "uid-maple", pinned=True)
+    assert declaration(entry, pool).pinned
+    assert not declaration(replace(entry, urgency=1), pool).pinned
+    vllm = {"type": "VLLM", "image": "vllm:1", "poolBytes": 1 << 30}
+    set_spec(world, ADAPTER_POOL, Key("", "lora"), engine=vllm)
+    pool = world.pool("lora")
+    assert pool is not None
+    assert not declaration(entry, pool).pinned
+
+
+def test_a_replica_is_told_of_a_pin_that_it_does_not_report() -> None:
+    held = AdapterReport(NEW, "sha256:b", AdapterState.RESIDENT, tenant="uid")
+    report = ReplicaReport(EngineFence(), True, False, ModelReport("tiny"), Capacity(16, 10, 4), (held,))
+    told = AdapterDeclaration(NEW, "sha256:b", "uid", pinned=True)
+    assert differs(report, {NEW: told})
+    assert not differs(report, {NEW: replace(told, pinned=False)})
 
 
 def set_spec(world: World, resource: Resource, key: Key, **fields: object) -> None:

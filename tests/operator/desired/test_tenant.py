@@ -69,6 +69,23 @@ def test_each_fault_of_a_dedicated_tenant(
     assert field in problems(enterprise, config, **changes)
 
 
+def test_adapters_are_pinned_within_the_tier_s_ceiling(
+    enterprise: TenantSpec, config: OperatorConfig
+) -> None:
+    """Two models may share an adapter: it is pinned once."""
+    policy = config.tiers[enterprise.tier].model_copy(update={"pinned_adapters": 1})
+    config = config.model_copy(update={"tiers": {**config.tiers, enterprise.tier: policy}})
+
+    def model(name: str, adapter: str) -> dict[str, Any]:
+        ref = {"namespace": "ml", "name": adapter}
+        return {"name": name, "baseModel": "tiny", "adapterRef": ref, "pinned": True}
+
+    within = [model("a", "tone"), model("b", "tone")]
+    assert problems(enterprise, config, models=within, adapterNamespaces=["ml"]) == {}
+    beyond = problems(enterprise, config, models=[*within, model("c", "other")], adapterNamespaces=["ml"])
+    assert list(beyond) == ["models[2].pinned"]
+
+
 def test_a_dedicated_name_must_fit_into_pod_labels(enterprise: TenantSpec, config: OperatorConfig) -> None:
     assert problems(enterprise, config, name="a" * 40) == {}
     assert "tier" in problems(enterprise, config, name="a" * 41)

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from replica_process import ReplicaProcess, running
+from support.collector import Collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDLESS = {"model": "base", "prompt": "the", "max_tokens": 8000, "ignore_eos": True, "stream": True}
@@ -28,32 +26,6 @@ ENDLESS = {"model": "base", "prompt": "the", "max_tokens": 8000, "ignore_eos": T
 def slow(tmp_path_factory: pytest.TempPathFactory) -> world.TinyModel:
     """A model whose answers may be long enough to outlive what is done to its replica."""
     return world.TinyModel.make(tmp_path_factory.mktemp("slow"), max_position_embeddings=8192)
-
-
-class Collector:
-    """Takes OpenTelemetry's spans over HTTP."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.raw = b""
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                outer.raw += body
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    for scope in resource.scope_spans:
-                        outer.spans += scope.spans
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 def test_a_laptop_serves_adapters_to_the_openai_client_and_ends_when_asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -59,14 +60,18 @@ class Processes:
         for name in self.tenants:
             self.kubectl("delete", "tenant", name, "--ignore-not-found")
 
-    def start(self, resync_seconds: float = 3600.0) -> subprocess.Popen[bytes]:
+    def start(self, resync_seconds: float = 3600.0, **environment: str) -> subprocess.Popen[bytes]:
         number = len(self.started)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.ports.append(probe.getsockname()[1])
         given = (self.kubeconfig, self.config, self.namespace, self.ports[number], resync_seconds)
         with (self.folder / f"operator-{number}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, str(PROGRAM), *map(str, given)], stderr=log)
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), *map(str, given)],
+                stderr=log,
+                env={**os.environ, **environment},
+            )
         self.started.append(process)
         return process
 

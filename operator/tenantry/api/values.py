@@ -55,6 +55,7 @@ class Operator(Workload):
     """The operator; a second replica waits for the Lease."""
 
     replicas: Annotated[int, Field(ge=1, le=2)]
+    traces_endpoint: Annotated[str, Field(max_length=512, pattern=r"^(https?://.+)?$")]
 
 
 class TrustValues(Model):

@@ -19,6 +19,8 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient, Configuration
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
 from .errors import ApiError, Unavailable, api_error
@@ -35,6 +37,8 @@ REQUEST_SECONDS = Histogram(
     ["verb", "host"],
     buckets=(0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0),
 )
+
+_tracer = trace.get_tracer("tenantry.operator")
 
 JSON = "application/json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -138,11 +142,16 @@ class Transport:
             # the client's own encoding is for JSON; with a parameter in the type it leaves the body alone
             headers["Content-Type"], body = f"{APPLY_PATCH}; charset=utf-8", as_yaml(body)
         url = self._api.configuration.host + path + ("?" + urlencode(query) if query else "")
-        with REQUEST_SECONDS.labels(method, self._host).time():
+        about = {"http.request.method": method, "url.path": path}
+        with (
+            REQUEST_SECONDS.labels(method, self._host).time(),
+            _tracer.start_as_current_span(method, kind=SpanKind.CLIENT, attributes=about) as span,
+        ):
             response = await self._api.rest_client.request(
                 method, url, headers=headers, body=body, _request_timeout=self._timeout
             )
             text = (await response.read()).decode()
+            span.set_attribute("http.response.status_code", response.status)
         return response.status, response.headers, text
 
 

@@ -6,6 +6,8 @@ import json
 from typing import TypeVar
 
 import httpx
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
 from pydantic import TypeAdapter, ValidationError
 
 from tenantry.api import names
@@ -19,6 +21,8 @@ from .peers import PerPeer
 MAX_ANSWER_BYTES = 16 << 20
 MAX_CAUSE = 512
 DEFAULT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
+
+_tracer = trace.get_tracer("tenantry.operator")
 
 T = TypeVar("T")
 
@@ -60,12 +64,19 @@ async def call(
     if body:
         headers["content-type"] = "application/json"
     status: int | None = None
+    about = {"http.request.method": method, "url.path": path, "server.address": peer}
     try:
-        async with client.stream(
-            method, base.rstrip("/") + path, content=body, headers=headers, extensions=expects(base, audience)
-        ) as response:
-            status = response.status_code
-            raw = await read_bounded(response.aiter_bytes(), MAX_ANSWER_BYTES)
+        with _tracer.start_as_current_span(method, kind=SpanKind.CLIENT, attributes=about) as span:
+            async with client.stream(
+                method,
+                base.rstrip("/") + path,
+                content=body,
+                headers=headers,
+                extensions=expects(base, audience),
+            ) as response:
+                status = response.status_code
+                span.set_attribute("http.response.status_code", status)
+                raw = await read_bounded(response.aiter_bytes(), MAX_ANSWER_BYTES)
     except TooLong as error:
         raise EngineError(name, peer, status, INVALID_ANSWER, str(error)) from error
     except httpx.TimeoutException as error:

@@ -34,6 +34,7 @@ from .patience import patiently
 from .resync import Resync
 from .schema import SchemaMismatch, check_schema
 from .store import Store
+from .tracing import tracing
 from .watching import watch
 from .workers import Workers
 
@@ -128,7 +129,8 @@ async def operate(options: Options, build: Build = build_controllers) -> None:
     except (ConfigException, OSError) as error:
         raise StartError(f"`--kubeconfig` must be given outside of a cluster: {error}") from error
     try:
-        await _operate(options, config, signer, client, build)
+        with tracing():
+            await _operate(options, config, signer, client, build)
     finally:
         await client.close()
 

@@ -8,6 +8,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 
+from opentelemetry import trace
+
 from tenantry.api import OperatorConfig
 from tenantry.api.identity import Signer
 from tenantry.cluster import (
@@ -31,7 +33,7 @@ from .queue import Queue
 from .store import Store
 
 log = logging.getLogger(__name__)
-
+_tracer = trace.get_tracer("tenantry.operator")
 
 DOUBT_SECONDS = 0.2
 """How often a worker looks whether this process leads, while that is in doubt: soon the Lease is renewed, or its loss
@@ -140,10 +142,15 @@ class Workers:
                 self.progress = time.monotonic()
 
     async def _reconcile(self, controller: Controller, queue: Queue, key: Key) -> None:
-        with logs.about(controller=controller.name, object=str(key), reconcileID=str(uuid.uuid4())):
-            await self._attempt(controller, queue, key)
+        about = {"controller": controller.name, "object": str(key), "reconcileID": str(uuid.uuid4())}
+        with (
+            logs.about(**about),
+            _tracer.start_as_current_span(f"reconcile {controller.name}", attributes=about) as span,
+        ):
+            span.set_attribute("outcome", await self._attempt(controller, queue, key))
 
-    async def _attempt(self, controller: Controller, queue: Queue, key: Key) -> None:
+    async def _attempt(self, controller: Controller, queue: Queue, key: Key) -> str:
+        """How it ended, as `controller_runtime_reconcile_total` calls it."""
         started = time.monotonic()
         outcome = "error"
         try:
@@ -174,6 +181,7 @@ class Workers:
         finally:
             metrics.RECONCILES.labels(controller.name, outcome).inc()
             metrics.RECONCILE_SECONDS.labels(controller.name).observe(time.monotonic() - started)
+        return outcome
 
     @staticmethod
     def _settle(queue: Queue, key: Key, result: Result, recheck_after: float | None) -> str:

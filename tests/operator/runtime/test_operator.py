@@ -7,9 +7,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.collector import Collector
 from support.processes import Processes, wait_for
 
 if TYPE_CHECKING:
@@ -58,6 +59,34 @@ def test_tenants_converge_drift_is_repaired_and_poison_stays_alone(lab: Processe
     assert before["POST"] >= 3
     time.sleep(3)
     assert lab.sent(0) == before
+
+
+def test_traces_show_a_reconcile_and_the_calls_that_it_made(lab: Processes, name: str) -> None:
+    collector = Collector()
+    lab.tenant(name, "a secret of the prompt")
+    lab.start(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, OTEL_BSP_SCHEDULE_DELAY="50")
+    wait_for(lambda: lab.made(name))
+
+    def traced() -> list[Any]:
+        return [
+            span
+            for span in list(collector.spans)
+            if span.name == "reconcile tenant" and attributes(span)["object"] == name
+        ]
+
+    [reconcile, *_] = wait_for(traced)
+    assert attributes(reconcile)["outcome"] == "success"
+    calls = [span for span in collector.spans if span.parent_span_id == reconcile.span_id]
+    made = {
+        (call.name, attributes(call)["url.path"], attributes(call)["http.response.status_code"])
+        for call in calls
+    }
+    assert ("POST", f"/api/v1/namespaces/{lab.namespace}/configmaps", 201) in made
+    assert b"a secret of the prompt" not in collector.raw
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes}
 
 
 def test_leadership_goes_from_one_to_the_next_each_with_a_higher_epoch(lab: Processes, name: str) -> None:

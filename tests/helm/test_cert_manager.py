@@ -120,11 +120,8 @@ def test_its_authority_signs_for_us_and_keeps_its_key_when_it_is_renewed(
 def test_the_operator_mounts_the_secret_that_cert_manager_fills(render: Render) -> None:
     chart = render("identity.certManager.issuerRef.name=company")
     [wanted] = [document for document in chart if document["kind"] == "Certificate"]
-    [operator] = [
-        document
-        for document in chart
-        if document["kind"] == "Deployment" and document["metadata"]["name"] == "tenantry-operator"
-    ]
+    deployments = {d["metadata"]["name"]: d for d in chart if d["kind"] == "Deployment"}
+    operator = deployments["tenantry-operator"]
     volumes = {volume["name"]: volume for volume in operator["spec"]["template"]["spec"]["volumes"]}
     assert volumes["authority"]["secret"]["secretName"] == wanted["spec"]["secretName"]
     assert "tenantry-authority" not in {d["metadata"]["name"] for d in chart if d["kind"] == "Secret"}

@@ -219,6 +219,18 @@ def test_given_keys_are_used(render: Render) -> None:
     assert _one(documents, "ConfigMap", names.IDENTITY_CONFIGMAP)["data"]["fetcher.crt"] == "CERT-fetcher"
 
 
+def test_traces_go_to_the_collector_that_is_named(render: Render) -> None:
+    def environment(*settings: str) -> list[Object]:
+        operator = _one(render(*settings), "Deployment", "tenantry-operator")
+        found: list[Object] = operator["spec"]["template"]["spec"]["containers"][0].get("env", [])
+        return found
+
+    assert environment() == []
+    address = "http://collector.monitoring:4318"
+    wanted = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": address}
+    assert environment(f"operator.tracesEndpoint={address}") == [wanted]
+
+
 def test_the_operator_reads_its_configuration(render: Render) -> None:
     template = ["poolTemplates.big.baseModel.name=m", "poolTemplates.big.baseModel.source.image.path=/m"]
     template += ["poolTemplates.big.tiers={Enterprise}", "poolTemplates.big.lanes[0].name=fast"]

@@ -30,18 +30,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
     The CPU extension makes its own copy in panels: drop the original if nothing else needs it.
     """
     out_features, in_features = weight.shape
-    if backend.of(weight) == "cpu" and not _fast_in_torch(weight):
+    if backend.of(weight) == "cpu":
         from tenantry_kernels.cpu import ops
 
         return PackedWeight(
             in_features, out_features, ops.pack(weight), bias.float() if bias is not None else None, True
         )
     return PackedWeight(in_features, out_features, weight, bias, False)
-
-
-def _fast_in_torch(weight: Tensor) -> bool:
-    """True where oneDNN multiplies bf16 in hardware: its products are batch-invariant there, and fastest."""
-    return weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(x: Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None) -> Tensor:

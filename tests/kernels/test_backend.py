@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from tenantry_kernels import backend, cpu, describe
 
@@ -54,7 +55,12 @@ def test_without_a_library_the_reference_serves(monkeypatch, tmp_path) -> None:
         forget()
 
 
-def test_fallback_for_machines_without_avx2_agrees() -> None:
+# From the least to what the newest processors have.
+ISAS = ("generic", "avx2", "avx512", "avx512bf16")
+
+
+@pytest.mark.parametrize("isa", () if cpu.problem() else ISAS[: ISAS.index(cpu.isa())])
+def test_what_lesser_machines_run_agrees(isa: str) -> None:
     """The same tests in their own process, since the choice is made once (a fixture checks that it was made)."""
     files = [
         str(Path(__file__).with_name(f"test_{name}.py"))
@@ -69,7 +75,7 @@ def test_fallback_for_machines_without_avx2_agrees() -> None:
         "-k",
         "bf16 and (crowd or many or 16-6 or linear or silu)",
     ]
-    environment = {**os.environ, "TENANTRY_CPU_ISA": "generic"}
+    environment = {**os.environ, "TENANTRY_CPU_ISA": isa}
     done = subprocess.run(
         command + files, capture_output=True, text=True, timeout=250, env=environment, check=False
     )

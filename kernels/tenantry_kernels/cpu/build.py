@@ -24,10 +24,12 @@ from tenantry_kernels.cpu import LIBRARY
 _HERE = Path(__file__).parent
 _COMMON = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-ffp-contract=fast")
 _SANITIZE = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 _ISAS = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"),
+    "avx512": _AVX512,
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
 }
 _BINDINGS = ("sample", "lora", "ops")  # the longest last: it is compiled first
 

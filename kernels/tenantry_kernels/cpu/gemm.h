@@ -3,6 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #include "vec.h"
 
@@ -14,14 +19,31 @@ void widen(const T* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+#if defined(__AVX512BF16__)
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
+
+// Whether two inputs are multiplied by one instruction, which adds the products of the two one after the other.
+template <typename T>
+bool in_pairs_of(int64_t in) {
+  return kPairs && std::is_same_v<T, Bf16> && in % 2 == 0;
+}
+
 // panels[p][k][*]: the P columns of panel p at input k. load2 gives of them what it gives of P neighbours in a row.
+// In pairs, panels[p][k / 2][half][*][2]: of inputs k and k + 1 the even columns, then the odd ones, as load2 has them.
 template <typename T>
 void pack(const T* weight, int64_t out, int64_t in, T* panels, int64_t panel_begin, int64_t panel_end) {
+  const bool pairs = in_pairs_of<T>(in);
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     for (int j = 0; j < P; ++j) {
-      const int64_t column = p * P + j;
-      T* to = panels + p * in * P + j;
-      for (int64_t k = 0; k < in; ++k) to[k * P] = column < out ? weight[column * in + k] : T{};
+      const int64_t column = p * P + j, at = pairs ? j % 2 * P + j / 2 * 2 : j;
+      T* to = panels + p * in * P + at;
+      for (int64_t k = 0; k < in; ++k) {
+        const T value = column < out ? weight[column * in + k] : T{};
+        to[pairs ? k / 2 * 2 * P + k % 2 : k * P] = value;
+      }
     }
   }
 }
@@ -96,6 +118,49 @@ TENANTRY_INLINE void tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, 
     for (int n = 0; n < N; ++n) put(row + r, column + n * P, acc[r][n][0], acc[r][n][1]);
 }
 
+#if defined(__AVX512BF16__)
+// The same for bf16 in pairs of inputs: neither rows nor weights are widened.
+template <int R, int N, typename Out, typename Put, typename Ahead>
+TENANTRY_INLINE void tile_of_pairs(const Gemm<Bf16, Out>& call, int64_t row, int64_t panel, const Put& put,
+                                   Ahead& ahead) {
+  const Bf16* x = call.pairs_x + row * call.pairs_stride;
+  const Bf16* panels = call.panels + panel * call.in * P;
+  const int64_t x_stride = call.pairs_stride, in = call.in, column = panel * P;
+  __m512 acc[R][N][2];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) acc[r][n][0] = acc[r][n][1] = _mm512_setzero_ps();
+  for (int64_t from = 0; from < in; from += kPause) {
+    ahead();
+    const int64_t to = std::min(in, from + kPause);
+    for (int64_t k = from; k < to; k += 2) {
+      __m512bh w[N][2];
+      for (int n = 0; n < N; ++n)
+        for (int half = 0; half < 2; ++half)
+          w[n][half] = (__m512bh)_mm512_loadu_si512(panels + (n * in + k) * P + half * P);
+      for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        std::memcpy(&pair, x + r * x_stride + k, sizeof pair);
+        const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+        for (int n = 0; n < N; ++n)
+          for (int half = 0; half < 2; ++half)
+            acc[r][n][half] = _mm512_dpbf16_ps(acc[r][n][half], value, w[n][half]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) put(row + r, column + n * P, (V)acc[r][n][0], (V)acc[r][n][1]);
+}
+#endif
+
+template <int R, int N, typename T, typename Out, typename Put, typename Ahead>
+TENANTRY_INLINE void any_tile(const Gemm<T, Out>& call, int64_t row, int64_t panel, const Put& put, Ahead& ahead) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, Bf16>)
+    if (in_pairs_of<T>(call.in)) return tile_of_pairs<R, N>(call, row, panel, put, ahead);
+#endif
+  tile<R, N>(call, row, panel, put, ahead);
+}
+
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12, kRegisters = 32;
 #else
@@ -115,8 +180,8 @@ template <int R, typename T, typename Out, typename Put, typename Ahead>
 void tiles(const Gemm<T, Out>& call, int64_t row, int64_t begin, int64_t end, const Put& put, Ahead& ahead) {
   constexpr int N = panels_of<R, T>();
   int64_t p = begin;
-  for (; p + N <= end; p += N) tile<R, N>(call, row, p, put, ahead);
-  for (; p < end; ++p) tile<R, 1>(call, row, p, put, ahead);
+  for (; p + N <= end; p += N) any_tile<R, N>(call, row, p, put, ahead);
+  for (; p < end; ++p) any_tile<R, 1>(call, row, p, put, ahead);
 }
 
 template <int R, typename T, typename Out, typename Put, typename Ahead>

@@ -22,7 +22,8 @@ static RowKernels<T> kernels() {
 }
 
 const Table& TENANTRY_TABLE(TENANTRY_ISA)() {
-  static const Table table{TENANTRY_NAME(TENANTRY_ISA), TENANTRY_ISA::P, kernels<float>(), kernels<Bf16>()};
+  static const Table table{TENANTRY_NAME(TENANTRY_ISA), TENANTRY_ISA::P, TENANTRY_ISA::kPairs, kernels<float>(),
+                           kernels<Bf16>()};
   return table;
 }
 

@@ -100,7 +100,7 @@ at::Tensor linear_lora(const at::Tensor& x, const at::Tensor& panels, int64_t ou
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
     std::atomic<int64_t> shrinking{layer.parts};
-    const GemmLora<T> call{product<T, T>(floats, panels, out, bias, y), call_of<T>(plan, layer, x, pool),
+    const GemmLora<T> call{product<T, T>(x, floats, panels, out, bias, y), call_of<T>(plan, layer, x, pool),
                            plan.tasks.data() + layer.task, layer.tasks, &shrinking, next, next_count, next_in};
     const int64_t products = blocks.count();
     Team::get().run(products + layer.parts, blocks.threads, [&](int64_t item) {

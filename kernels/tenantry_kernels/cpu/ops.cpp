@@ -36,8 +36,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, int64_t out, co
         blocks.block(number, [&](int64_t r0, int64_t r1, int64_t p0, int64_t p1) { kernel(call, r0, r1, p0, p1); });
       });
     };
-    if (wide) run(kernels<T>().gemm_wide, product<T, float>(floats, panels, out, bias, y));
-    else run(kernels<T>().gemm, product<T, T>(floats, panels, out, bias, y));
+    if (wide) run(kernels<T>().gemm_wide, product<T, float>(x, floats, panels, out, bias, y));
+    else run(kernels<T>().gemm, product<T, T>(x, floats, panels, out, bias, y));
   });
   return y;
 }

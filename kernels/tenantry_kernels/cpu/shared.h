@@ -25,6 +25,8 @@ inline const Table& table() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (pairs && (name.empty() || name == "avx512bf16")) return table_avx512bf16();
     if (avx512 && (name.empty() || name == "avx512")) return table_avx512();
     if (avx2 && (name.empty() || name == "avx2")) return table_avx2();
     return table_generic();
@@ -93,9 +95,9 @@ inline void check_linear(const at::Tensor& x, const at::Tensor& panels, int64_t 
               "`bias` must be float32 [out]");
 }
 
-// x in float: rows are read many times, so bf16 is widened once.
+// x in float: rows are read many times, so bf16 is widened once, unless it is multiplied as it is.
 inline at::Tensor widened(const at::Tensor& x) {
-  if (x.scalar_type() == at::kFloat) return x;
+  if (x.scalar_type() == at::kFloat || (table().pairs && x.size(1) % 2 == 0)) return x;
   at::Tensor floats = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
   share(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
@@ -129,11 +131,13 @@ struct Blocks {
   }
 };
 
+// `floats` is what `widened` made of x.
 template <typename T, typename Out>
-Gemm<T, Out> product(const at::Tensor& floats, const at::Tensor& panels, int64_t out,
+Gemm<T, Out> product(const at::Tensor& x, const at::Tensor& floats, const at::Tensor& panels, int64_t out,
                      const std::optional<at::Tensor>& bias, at::Tensor& y) {
-  return {data<const float>(floats), floats.stride(0), floats.size(0), floats.size(1), out, data<const T>(panels),
-          bias ? data<const float>(*bias) : nullptr, data<Out>(y), out};
+  const bool wide = floats.scalar_type() == at::kFloat;
+  return {wide ? data<const float>(floats) : nullptr, floats.stride(0), data<const T>(x), x.stride(0), x.size(0),
+          x.size(1), out, data<const T>(panels), bias ? data<const float>(*bias) : nullptr, data<Out>(y), out};
 }
 
 }  // namespace tenantry

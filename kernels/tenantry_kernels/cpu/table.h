@@ -17,8 +17,10 @@ struct Bf16 {
 // A linear layer. Weights lie in panels of `panel` output columns, all inputs of a panel one after another.
 template <typename T, typename Out>
 struct Gemm {
-  const float* x;    // [rows, in], row stride x_stride
+  const float* x;    // [rows, in], row stride x_stride; null where `pairs` holds and T is bf16
   int64_t x_stride;
+  const T* pairs_x;  // the same in T
+  int64_t pairs_stride;
   int64_t rows, in, out;
   const T* panels;   // [ceil(out / panel), in, panel]
   const float* bias; // [out] or null
@@ -113,6 +115,7 @@ struct RowKernels {
 struct Table {
   const char* name;
   int64_t panel;             // output columns of a weight panel
+  bool pairs;                // bf16 is multiplied in pairs of inputs, where these are even in number
   RowKernels<float> f32;
   RowKernels<Bf16> bf16;
 };
@@ -120,5 +123,6 @@ struct Table {
 const Table& table_generic();
 const Table& table_avx2();
 const Table& table_avx512();
+const Table& table_avx512bf16();
 
 }  // namespace tenantry

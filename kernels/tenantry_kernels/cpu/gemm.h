@@ -5,10 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #include "vec.h"
 
 namespace tenantry {
@@ -18,12 +14,6 @@ template <typename T>
 void widen(const T* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
 }
-
-#if defined(__AVX512BF16__)
-constexpr bool kPairs = true;
-#else
-constexpr bool kPairs = false;
-#endif
 
 // Whether two inputs are multiplied by one instruction, which adds the products of the two one after the other.
 template <typename T>
@@ -126,29 +116,25 @@ TENANTRY_INLINE void tile_of_pairs(const Gemm<Bf16, Out>& call, int64_t row, int
   const Bf16* x = call.pairs_x + row * call.pairs_stride;
   const Bf16* panels = call.panels + panel * call.in * P;
   const int64_t x_stride = call.pairs_stride, in = call.in, column = panel * P;
-  __m512 acc[R][N][2];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n][0] = acc[r][n][1] = _mm512_setzero_ps();
+  V acc[R][N][2] = {};
   for (int64_t from = 0; from < in; from += kPause) {
     ahead();
     const int64_t to = std::min(in, from + kPause);
     for (int64_t k = from; k < to; k += 2) {
-      __m512bh w[N][2];
+      U w[N][2];
       for (int n = 0; n < N; ++n)
-        for (int half = 0; half < 2; ++half)
-          w[n][half] = (__m512bh)_mm512_loadu_si512(panels + (n * in + k) * P + half * P);
+        for (int half = 0; half < 2; ++half) w[n][half] = loadu(panels + (n * in + k) * P + half * P);
       for (int r = 0; r < R; ++r) {
-        int32_t pair;
+        uint32_t pair;
         std::memcpy(&pair, x + r * x_stride + k, sizeof pair);
-        const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+        const U value = U{} + pair;
         for (int n = 0; n < N; ++n)
-          for (int half = 0; half < 2; ++half)
-            acc[r][n][half] = _mm512_dpbf16_ps(acc[r][n][half], value, w[n][half]);
+          for (int half = 0; half < 2; ++half) acc[r][n][half] = add_pairs(acc[r][n][half], value, w[n][half]);
       }
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) put(row + r, column + n * P, (V)acc[r][n][0], (V)acc[r][n][1]);
+    for (int n = 0; n < N; ++n) put(row + r, column + n * P, acc[r][n][0], acc[r][n][1]);
 }
 #endif
 

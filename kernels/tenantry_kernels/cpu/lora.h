@@ -21,23 +21,16 @@ TENANTRY_INLINE void shrink_tile(const Lora<T>& call, const LoraTask& task, int6
   for (int n = 0; n < N; ++n) xs[n] = call.x + (task.token + token + n) * call.x_stride;
   V acc[R][N] = {};
   const auto step = [&](int64_t at, auto load) {
-    V x[N][2];
-    for (int n = 0; n < N; ++n) load(xs[n] + at, x[n][0], x[n][1]);
+    Piece<T> x[N];
+    for (int n = 0; n < N; ++n) x[n] = load(xs[n] + at);
     for (int r = 0; r < R; ++r) {
-      V a[2];
-      load(rows[r] + at, a[0], a[1]);
-      for (int n = 0; n < N; ++n) {
-        acc[r][n] += x[n][0] * a[0];
-        acc[r][n] += x[n][1] * a[1];
-      }
+      const Piece<T> a = load(rows[r] + at);
+      for (int n = 0; n < N; ++n) acc[r][n] = add_products(acc[r][n], x[n], a);
     }
   };
   int64_t at = 0;
-  for (; at + P <= call.in; at += P) step(at, [](const T* p, V& a, V& b) { load2(p, a, b); });
-  if (at < call.in) {
-    const int64_t count = call.in - at;
-    step(at, [count](const T* p, V& a, V& b) { load2(p, count, a, b); });
-  }
+  for (; at + P <= call.in; at += P) step(at, [](const T* p) { return Piece<T>::load(p); });
+  if (const int64_t count = call.in - at; count > 0) step(at, [count](const T* p) { return piece(p, count); });
   float* hidden = call.hidden + (task.token + token) * call.hidden_stride + task.hidden + rank;
   if constexpr (R * N == W) {  // all at once: the same additions as one by one
     V flat[W];

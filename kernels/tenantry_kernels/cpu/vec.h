@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include "spin.h"
 #include "table.h"
 
@@ -56,6 +60,15 @@ TENANTRY_INLINE V load1(const float* p) {
   return out;
 }
 TENANTRY_INLINE void store1(float* p, V v) { std::memcpy(p, &v, sizeof(V)); }
+
+#if defined(__AVX512BF16__)
+constexpr bool kPairs = true;
+
+// To each sum the products of two bf16, one after the other; denormal values count as zero.
+TENANTRY_INLINE V add_pairs(V sum, U a, U b) { return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+#else
+constexpr bool kPairs = false;
+#endif
 
 TENANTRY_INLINE void load2(const float* p, V& a, V& b) {
   a = load1(p);
@@ -149,6 +162,46 @@ TENANTRY_INLINE void store2(T* p, int64_t count, V a, V b) {
   T padded[P];
   store2(padded, a, b);
   std::memcpy(p, padded, static_cast<size_t>(count) * sizeof(T));
+}
+
+// P neighbours of a row, to be multiplied with those of another.
+template <typename T>
+struct Piece {
+  V low, high;
+
+  static TENANTRY_INLINE Piece load(const T* p) {
+    Piece out;
+    load2(p, out.low, out.high);
+    return out;
+  }
+};
+
+template <typename T>
+TENANTRY_INLINE V add_products(V sum, const Piece<T>& a, const Piece<T>& b) {
+  sum += a.low * b.low;
+  sum += a.high * b.high;
+  return sum;
+}
+
+#if defined(__AVX512BF16__)
+template <>
+struct Piece<Bf16> {
+  U pairs;
+
+  static TENANTRY_INLINE Piece load(const Bf16* p) { return {loadu(p)}; }
+};
+
+TENANTRY_INLINE V add_products(V sum, const Piece<Bf16>& a, const Piece<Bf16>& b) {
+  return add_pairs(sum, a.pairs, b.pairs);
+}
+#endif
+
+// Of which only `count` elements exist; the rest counts as zero.
+template <typename T>
+TENANTRY_INLINE Piece<T> piece(const T* p, int64_t count) {
+  T padded[P] = {};
+  std::memcpy(padded, p, static_cast<size_t>(count) * sizeof(T));
+  return Piece<T>::load(padded);
 }
 
 // Halves the blocks of B lanes of a and b by adding their two halves; blocks of a and b alternate in the result.

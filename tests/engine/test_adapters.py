@@ -17,6 +17,7 @@ from tenantry_engine.adapters.base import Base, weights_of
 from tenantry_engine.adapters.check import CheckedAdapter, check
 from tenantry_engine.adapters.peft_config import parse, resolve
 from tenantry_engine.adapters.registry import Declaration
+from tenantry_engine.adapters.safetensors_file import PIECE, is_finite
 from tenantry_engine.adapters.store import BlobStore, DigestMismatchError, TooLargeError
 from tenantry_engine.config import PROJECTIONS, EngineConfig, LoraConfig
 from tenantry_engine.digest import folder_blob
@@ -112,6 +113,7 @@ def test_a_good_one(good: Path, base: Base) -> None:
         ("lora_alpha", "8"),
         ("lora_alpha", True),
         ("lora_alpha", 1e300),
+        ("lora_alpha", -1e300),
         ("rank_pattern", [1]),
         ("rank_pattern", {"q_proj": -1}),
         ("alpha_pattern", {"q_proj": "8"}),
@@ -171,9 +173,25 @@ def test_limits_of_the_pool(good: Path, base: Base) -> None:
     )
 
 
+def test_the_limits_of_the_pool_may_be_reached(tiny: world.TinyModel, good: Path, base: Base) -> None:
+    assert checked(good, base, LoraConfig(max_rank=4)).rank == 4
+    pages = checked(good, base).plan.pages
+    for most in (pages, pages - 1):
+        held = Base(base.shape, base.page_elems, base.dtype, most)
+        if most == pages:
+            checked(good, held)
+        else:
+            refused("TooLarge", f"needs {pages} pages", lambda held=held: checked(good, held))
+    mixed = tiny.adapter("mixed", 51, **GOOD, rank_pattern={"down_proj": 6})
+    assert checked(mixed, base, LoraConfig(max_rank=6)).rank == 6
+    refused("RankTooLarge", "rank 6 must", lambda: checked(mixed, base, LoraConfig(max_rank=5)))
+
+
 def test_tensors_must_match_the_configuration_and_the_base(good: Path, base: Base, tmp_path: Path) -> None:
     prefix = "base_model.model.model.layers.0."
     q = prefix + "self_attn.q_proj"
+    whole = base.weight(q.removeprefix("base_model.model."))
+    assert whole is not None
     cases: dict[str, tuple[str, str, Any]] = {
         "nan": ("InvalidTensors", "finite", lambda t: t[f"{q}.lora_A.weight"].fill_(float("nan"))),
         "inf": ("InvalidTensors", "finite", lambda t: t[f"{q}.lora_B.weight"].fill_(float("inf"))),
@@ -195,6 +213,25 @@ def test_tensors_must_match_the_configuration_and_the_base(good: Path, base: Bas
         ),
         "width": ("BaseModelMismatch", "shape", lambda t: t.update({f"{q}.lora_A.weight": torch.zeros(4, 128)})),
         "rank": ("InvalidTensors", "shape", lambda t: t.update({f"{q}.lora_A.weight": torch.zeros(5, 64)})),
+        "height": ("BaseModelMismatch", "shape", lambda t: t.update({f"{q}.lora_B.weight": torch.zeros(63, 4)})),
+        "rank-of-b": (
+            "InvalidTensors", "shape",
+            lambda t: t.update({f"{q}.lora_B.weight": torch.zeros(len(whole), 5)}),
+        ),
+        "named-as-an-embedding": (
+            "InvalidTensors", "as PEFT does",
+            lambda t: t.update({f"{q}.lora_embedding_A": t.pop(f"{q}.lora_A.weight")}),
+        ),
+        "whole-head": (
+            "InvalidTensors", "whole vocabulary",
+            lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(2, 64)}),
+        ),
+        "changed-base": (
+            "BaseModelMismatch", "must equal", lambda t: t.update({f"{q}.base_layer.weight": torch.zeros_like(whole)}),
+        ),
+        "cut-base": (
+            "BaseModelMismatch", "must have the shape", lambda t: t.update({f"{q}.base_layer.weight": torch.zeros(2)}),
+        ),
         "integers": (
             "InvalidTensors", "dtype", lambda t: t.update({f"{q}.lora_A.weight": torch.zeros(4, 64).int()}),
         ),
@@ -212,6 +249,15 @@ def test_overflow_in_the_models_dtype_is_refused(good: Path, base: Base, tmp_pat
     checked(folder, base)
     half = Base(base.shape, base.page_elems, torch.float16, base.max_pages)
     refused("InvalidTensors", "finite", lambda: checked(folder, half))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE])
+def test_a_value_that_is_no_number_is_found_wherever_it_stands(value: float, at: int) -> None:
+    tensor = torch.zeros(2 * PIECE + 1)
+    assert is_finite(tensor, torch.float32)
+    tensor[at] = value
+    assert not is_finite(tensor, torch.float32)
 
 
 def tensor_file(header: bytes, data: bytes = b"") -> bytes:
@@ -251,6 +297,10 @@ ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
             "bytes",
         ),
         (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', b"0000"), "ascending"),
+        (
+            tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}', b"00000000"),
+            "as many bytes",
+        ),
         (tensor_file(b'{"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}', b"0000"), "dtype"),
         (tensor_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}', b"0000"), "exactly"),
         (tensor_file(b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', b"0000"), "shape"),

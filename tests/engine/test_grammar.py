@@ -175,6 +175,48 @@ def test_tenants_share_no_compiled_grammar(tokenizer: Tokenizer, monkeypatch: py
     assert grammars.start("u", source).read(1) == "grammar", "one that was dropped is compiled again"
 
 
+def test_grammars_in_use_and_the_newest_stay_compiled(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "_KEPT", 2)
+    grammars = Grammars(lambda: tokenizer, VOCAB, [EOS])
+    used, idle, fresh = (grammar.from_regex(text) for text in ("a", "b", "c"))
+    for source in (used, idle, used, fresh):
+        grammars.prepare("t", source)
+    assert set(grammars._compiled) == {("t", used), ("t", fresh)}
+
+
+def test_any_of_the_models_ends_ends_an_answer_that_may_end(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(lambda: tokenizer, VOCAB, [EOS, EOS + 1])
+    [a] = tokenizer.encode("a")
+    for end in (EOS, EOS + 1):
+        matching = grammars.start("t", grammar.from_regex("a+"))
+        assert not matching.allowed()[end // 8] >> end % 8 & 1, "nothing is there yet"
+        assert matching.read(a) is None
+        assert matching.allowed()[end // 8] >> end % 8 & 1
+        assert matching.read(end) == "stop"
+
+
+def test_a_bound_may_be_reached() -> None:
+    grammar.from_regex("x" * grammar.MAX_REGEX_CHARS)
+    grammar.from_schema({"const": "x" * (grammar.MAX_SCHEMA_BYTES - len('{"const":""}'))})
+    for make in (
+        lambda: grammar.from_regex("x" * (grammar.MAX_REGEX_CHARS + 1)),
+        lambda: grammar.from_schema({"const": "x" * (grammar.MAX_SCHEMA_BYTES + 1 - len('{"const":""}'))}),
+    ):
+        with pytest.raises(RequestError, match="must be at most"):
+            make()
+
+
+def test_blanks_between_the_parts_of_json_come_to_an_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """A weak model may write blanks for ever where JSON lets it."""
+    [blank] = tokenizer.encode(" ")
+    matching = grammars.start("t", grammar.from_schema({"type": "array", "items": {"type": "null"}}))
+    assert matching.read(tokenizer.encode("[")[0]) is None
+    read = [matching.read(blank) for _ in range(17)]
+    assert read == [None] * 16 + ["grammar"]
+
+
 def test_sequences_of_one_grammar_stand_at_their_own_places(grammars: Grammars, tokenizer: Tokenizer) -> None:
     source = grammar.from_choice(["ab", "cd"])
     encode = tokenizer.encode

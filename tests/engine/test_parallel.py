@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import re
 import signal
+import socket
 import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import engine_world as world
@@ -15,9 +19,13 @@ import psutil
 import pytest
 import torch
 from replica_process import running
-from tenantry_engine.errors import EngineError
+from tenantry_engine.config import EngineConfig
+from tenantry_engine.errors import AdapterError, EngineError
 from tenantry_engine.models.config import DecoderConfig
 from tenantry_engine.models.split import cut_vocab, split
+from tenantry_engine.parallel import leader
+from tenantry_engine.parallel.leader import Ranks
+from tenantry_engine.parallel.messages import Failed, Filled, encode
 from tenantry_engine.sequence import Sampling
 
 PROMPTS = [[1, 10, 20, 30], list(range(40, 75)), [7]]
@@ -212,9 +220,6 @@ def test_models_that_cannot_be_cut_are_refused(changes: dict[str, int], size: in
 
 def test_a_follower_that_cannot_load_says_why(models: families.Models, tmp_path: Path) -> None:
     """The reason of the rank reaches whoever starts the replica."""
-    from tenantry_engine.config import EngineConfig
-    from tenantry_engine.parallel.leader import Ranks
-
     ranks = Ranks(
         EngineConfig(tmp_path / "nothing", "base", tmp_path / "data", torch.float32, tensor_parallel_size=2)
     )
@@ -224,3 +229,103 @@ def test_a_follower_that_cannot_load_says_why(models: families.Models, tmp_path:
         ranks.join()  # fails itself where the other rank ends while the two connect
         ranks.allocate(10, 64)
     ranks.close()
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
+    """The far ends of the links to ranks that no process stands for."""
+    far: list[Connection] = []
+
+    def follower() -> Connection:
+        ours, theirs = socket.socketpair()
+        far.append(Connection(theirs.detach()))
+        return Connection(ours.detach())
+
+    monkeypatch.setattr(leader.nursery, "follower", follower)
+    monkeypatch.setattr(leader.torch, "set_num_threads", lambda count: None)
+    yield far
+    for link in far:
+        link.close()
+
+
+@pytest.fixture
+def three(links: list[Connection], tmp_path: Path) -> Iterator[tuple[Ranks, queue.SimpleQueue[str]]]:
+    """Rank 0 of three, and the reasons for which it was lost."""
+    ranks = Ranks(EngineConfig(tmp_path, "base", tmp_path, torch.float32, tensor_parallel_size=3))
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ranks.lost = reasons.put
+    for link in links:
+        assert link.recv_bytes(), "the first message"
+    yield ranks, reasons
+    ranks.close()
+    assert reasons.empty(), "a link that is closed on purpose is no loss"
+
+
+def test_the_first_loss_alone_is_told(
+    three: tuple[Ranks, queue.SimpleQueue[str]], links: list[Connection]
+) -> None:
+    ranks, reasons = three
+    links[1].close()
+    assert reasons.get(timeout=60) == "rank 2 of the model (process starting) has ended"
+    links[0].close()
+    for follower in ranks._followers:
+        follower._reader.join(timeout=60)
+    ranks.step_failed()
+    assert reasons.empty()
+
+
+def test_a_link_that_breaks_before_all_was_read_is_a_loss(
+    three: tuple[Ranks, queue.SimpleQueue[str]], links: list[Connection]
+) -> None:
+    """A rank that is killed leaves what it had not read: its link then ends in an error, not in an end of file."""
+    ranks, reasons = three
+    ranks.wipe([1])
+    links[0].close()
+    assert reasons.get(timeout=60) == "rank 1 of the model (process starting) has ended"
+
+
+def test_a_step_that_fails_here_alone_ends_the_replica(
+    three: tuple[Ranks, queue.SimpleQueue[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait in a collective that will not come."""
+    ranks, reasons = three
+    monkeypatch.setattr(leader, "_MOMENT", 0.0)
+    ranks.step_failed()
+    assert reasons.get(timeout=60) == "a step failed on rank 0"
+
+
+def test_whoever_asks_a_rank_that_has_failed_hears_why_each_time(
+    three: tuple[Ranks, queue.SimpleQueue[str]], links: list[Connection]
+) -> None:
+    ranks, reasons = three
+    links[0].send_bytes(encode(Failed("no memory")))
+    links[0].close()
+    assert reasons.get(timeout=60) == "rank 1 of the model (process starting) failed: no memory"
+    [first, _] = ranks._followers
+    for _ in range(2):
+        with pytest.raises(EngineError, match="rank 1 of the model failed: no memory"):
+            first.heard()
+        assert not first._answers.empty()
+
+
+def test_an_adapter_is_resident_when_every_rank_has_its_part(
+    three: tuple[Ranks, queue.SimpleQueue[str]], links: list[Connection]
+) -> None:
+    ranks, _ = three
+
+    def answer(*problems: str) -> None:
+        for link, problem in zip(links, problems, strict=True):
+            link.send_bytes(encode(Filled(problem)))
+
+    answer("", "no disk")
+    with pytest.raises(AdapterError, match="rank 2: no disk"):
+        ranks.fill("d", [1], lambda: None)
+
+    def broken() -> None:
+        raise OSError
+
+    answer("", "of another fill")
+    with pytest.raises(OSError):
+        ranks.fill("d", [1], broken)
+    answer("", "")
+    ranks.fill("d", [1], lambda: None)

@@ -405,3 +405,99 @@ def test_names_that_share_bytes_share_pages_until_the_last_goes(make: Callable[.
     world.declare()
     world.registry.sweep(1.0, {})
     assert not world.store.has(digest)
+
+
+def test_a_leaving_name_serves_nobody_until_it_is_declared_again(make: Callable[..., World]) -> None:
+    world = make()
+    [digest] = ready(world, 6)
+    assert world.admit(digest)
+    world.work()
+    world.declare(until=9.0)
+    assert world.registry.sweep(1.0, {"n6": 1}) == []
+    assert world.state("n6") == "Draining"
+    assert world.registry.names() == ([], [])
+    with pytest.raises(RequestError, match="does not exist"):
+        world.registry.resolve("n6", digest, None)
+    world.declare(Declaration("n6", digest))
+    assert world.state("n6") == "Resident"
+    assert world.registry.names() == (["n6"], ["n6"])
+    assert world.registry.resolve("n6", digest, None) == digest
+    assert world.registry.sweep(10.0, {"n6": 1}) == [], "it does not leave any more"
+    world.finish(digest)
+
+
+def test_a_leaving_name_keeps_its_bytes_and_the_time_that_it_was_given(make: Callable[..., World]) -> None:
+    world = make()
+    [digest] = ready(world, 6)
+    world.declare(until=5.0)
+    world.declare(until=9.0)
+    with pytest.raises(RequestError, match="must keep its digest") as caught:
+        world.declare(Declaration("n6", world.put(7)))
+    assert (caught.value.status, caught.value.code) == (409, "name_taken")
+    assert world.registry.sweep(5.0, {"n6": 1}) == ["n6"]
+    world.registry.sweep(5.0, {})
+    assert not world.registry.reports({})
+    assert not world.store.has(digest)
+
+
+def test_a_name_that_leaves_while_it_is_checked_goes_when_that_has_ended(make: Callable[..., World]) -> None:
+    world = make()
+    digest = world.put(6)
+    world.declare(Declaration("a", digest))
+    assert not world.registry.wants(digest), "it is being checked"
+    world.declare()
+    world.registry.sweep(1.0, {})
+    assert world.state("a") == "Draining"
+    assert world.store.has(digest), "the check reads it"
+    world.work()
+    world.registry.sweep(1.0, {})
+    assert not world.registry.reports({})
+    assert not world.store.has(digest)
+
+
+def test_bytes_that_came_for_a_name_that_has_gone_are_thrown_away(make: Callable[..., World]) -> None:
+    world = make()
+    digest = world.put(6)
+    told: list[bool] = []
+    world.registry.blob_stored(digest, lambda: told.append(True))
+    assert told == [True]
+    assert not world.store.has(digest)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [(["base"], "not the base model's name"), (["a", "a"], "used once"), (["-a"], "a word of letters")],
+)
+def test_a_set_that_is_refused_changes_nothing(
+    make: Callable[..., World], names: list[str], text: str
+) -> None:
+    world = make()
+    [digest] = ready(world, 6)
+    with pytest.raises(RequestError, match=text):
+        world.registry.declare((2, 0), [Declaration(name, digest) for name in names], 0.0)
+    assert world.registry.fence == (0, 0)
+    assert world.registry.names() == (["n6"], [])
+
+
+def test_no_set_older_than_the_last_is_taken(make: Callable[..., World]) -> None:
+    world = make()
+    world.registry.declare((1, 5), [], 0.0)
+    for fence in ((1, 4), (0, 9)):
+        with pytest.raises(RequestError, match="must not be lower") as caught:
+            world.registry.declare(fence, [], 0.0)
+        assert (caught.value.status, caught.value.code) == (409, "fenced")
+    world.registry.declare((1, 5), [], 0.0)
+    world.registry.declare((2, 0), [], 0.0)
+    assert world.registry.fence == (2, 0)
+
+
+def test_a_name_resolves_for_its_tenant_with_its_digest_alone(make: Callable[..., World]) -> None:
+    world = make()
+    digest, other = world.put(6), world.put(7)
+    world.declare(Declaration("a", digest, "one"), Declaration("b", digest))
+    world.work()
+    for name, bound, uid in (("a", digest, "one"), ("a", None, None), ("b", digest, "two")):
+        assert world.registry.resolve(name, bound, uid) == digest
+    for name, bound, uid in (("a", other, "one"), ("a", digest, "two"), ("a", digest, ""), ("c", None, None)):
+        with pytest.raises(RequestError, match="does not exist"):
+            world.registry.resolve(name, bound, uid)

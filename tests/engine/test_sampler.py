@@ -61,6 +61,23 @@ def test_penalties_are_what_their_papers_say(sampler: Sampler) -> None:
         torch.testing.assert_close(edited(sampler, logits, one), want)
 
 
+@pytest.mark.parametrize(
+    ("penalty", "want"),  # of a token of the prompt, one that came once and one that came four times
+    [
+        ({"frequency_penalty": 0.5}, [2.0, 1.5, 0.0]),
+        ({"presence_penalty": 0.5}, [2.0, 1.5, 1.5]),
+        ({"repetition_penalty": 0.5}, [4.0, 4.0, 4.0]),
+        ({"repetition_penalty": 2.0}, [1.0, 1.0, 1.0]),
+    ],
+)
+def test_each_penalty_works_alone(sampler: Sampler, penalty: dict[str, float], want: list[float]) -> None:
+    one = sequence("a", [5], **penalty)
+    one.tokens += [6, 7, 7, 7, 7]
+    found = edited(sampler, torch.full((VOCAB,), 2.0), one)
+    assert found[[5, 6, 7]].tolist() == want
+    assert found[8] == 2.0
+
+
 def test_no_end_before_min_tokens(sampler: Sampler) -> None:
     logits = torch.zeros(VOCAB)
     logits[EOS] = 9
@@ -71,6 +88,49 @@ def test_no_end_before_min_tokens(sampler: Sampler) -> None:
         one.tokens.append(token)
         chosen.append(token == EOS)
     assert chosen == [False, False, True]
+
+
+def test_no_end_before_min_tokens_where_a_grammar_leaves_another_way(sampler: Sampler) -> None:
+    one = sequence("a", [5], grammar=grammar.from_regex("a*"), min_tokens=3, stop_ids=frozenset({EOS}))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, EOS] = 9
+    for _ in range(4):
+        [token] = sampler.choose(logits.clone(), [one]).tokens.values()
+        one.tokens.append(token)
+    assert [token == EOS for token in one.tokens[1:]] == [False, False, False, True]
+
+
+def drawn(sampler: Sampler, logits: list[float], count: int = 64, **sampling: object) -> list[int]:
+    """What one sequence draws, step after step, from the same logits of the first tokens; others cannot come."""
+    one = sequence("a", [5], **{"temperature": 1.0, **sampling})
+    row = torch.full((1, VOCAB), float("-inf"))
+    row[0, : len(logits)] = torch.tensor(logits)
+    for _ in range(count):
+        one.tokens += sampler.choose(row.clone(), [one]).tokens.values()
+    return one.tokens[1:]
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_p": 0.5}, {0, 1}),
+        ({"min_p": 0.9}, {0, 1, 2}),
+        ({"top_k": 1, "top_p": 0.9, "min_p": 0.1}, {0}),
+    ],
+)
+def test_each_filter_works_alone(sampler: Sampler, asked: dict[str, float], left: set[int]) -> None:
+    """Four tokens of about 30, 30, 28 and 12 percent."""
+    assert set(drawn(sampler, [1.0, 0.99, 0.93, 0.1], **asked)) == left
+
+
+def test_a_seed_repeats_its_draws_and_no_two_draws_of_it_are_tied(sampler: Sampler) -> None:
+    even = [0.0] * 16
+    first = drawn(sampler, even, seed=1)
+    assert drawn(sampler, even, seed=1) == first
+    assert drawn(sampler, even, seed=2) != first
+    assert len(set(first)) > 8
 
 
 def crowd(seed: int) -> list[Sequence]:
@@ -133,6 +193,13 @@ def test_scores_are_of_the_models_own_distribution(sampler: Sampler) -> None:
     assert [value for _, value in score.top] == pytest.approx(want[0].topk(4).values.tolist(), abs=1e-6)
 
 
+def test_a_score_may_be_asked_for_without_those_of_other_tokens(sampler: Sampler) -> None:
+    asked = [sequence("a", [5], logprobs=0), sequence("b", [5], logprobs=2)]
+    scores = sampler.choose(torch.zeros(2, VOCAB), asked).scores
+    assert [len(scores[one].top) for one in asked] == [0, 2]
+    assert scores[asked[0]].logprob == scores[asked[1]].logprob
+
+
 def test_a_prompt_is_scored_once_whatever_its_chunks(sampler: Sampler) -> None:
     torch.manual_seed(2)
     prompt = [5, 9, 40, 41, 7, 300]
@@ -148,6 +215,17 @@ def test_a_prompt_is_scored_once_whatever_its_chunks(sampler: Sampler) -> None:
         assert scores[2].top[0][0] == want[2].argmax()
         one.tokens.append(5)
         assert not sampler.choose(logits[-1:].clone(), [one]).prompts, "told once"
+
+
+def test_a_prompt_that_is_computed_again_is_not_told_again(sampler: Sampler) -> None:
+    prompt = [5, 9, 40]
+    logits = torch.zeros(len(prompt) + 1, VOCAB)
+    one = sequence("a", prompt, prompt_logprobs=0, logprobs=0)
+    sampler.score_prompt(one, 0, logits[:3])
+    assert one in sampler.choose(logits[-1:].clone(), [one]).prompts
+    one.tokens.append(7)
+    sampler.score_prompt(one, 0, logits)  # after preemption
+    assert not sampler.choose(logits[-1:].clone(), [one]).prompts
 
 
 def spell(

@@ -13,7 +13,11 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import Served
+from tenantry_engine.config import LoraConfig
+from tenantry_engine.digest import MAX_CONFIG_BYTES
 from tenantry_engine.identity import GATEWAY, Verifier
+
+LIMIT = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,12 @@ def served(tiny: world.TinyModel, tmp_path_factory: pytest.TempPathFactory) -> I
     (folder / "part").mkdir()
     shutil.copy(good / "adapter_config.json", folder / "part")
     (folder / "part" / "adapter_model.safetensors").symlink_to(good / "adapter_model.safetensors")
-    made = Served(tiny.folder, tmp_path_factory.mktemp("data"), None, adapters=folder)
+    shutil.copytree(good, folder / "huge")
+    (folder / "huge" / "adapter_model.safetensors").write_bytes(bytes(LIMIT + MAX_CONFIG_BYTES))
+    root = tmp_path_factory.mktemp("root") / "adapters"
+    root.symlink_to(folder)
+    lora = LoraConfig(max_rank=32, max_bytes=LIMIT)
+    made = Served(tiny.folder, tmp_path_factory.mktemp("data"), None, adapters=root, lora=lora)
     yield made
     made.close()
 
@@ -70,6 +79,46 @@ def test_load_serve_unload(served: Served) -> None:
     assert ask(served, "b").json()["choices"][0]["text"] == texts["b"]
     assert unload(served, "b").status_code == 200
     world.wait_for(lambda: free_pages(served) == free)
+
+
+def declared(served: Served) -> dict[str, dict[str, Any]]:
+    return {item["name"]: item for item in served.admin.get("/admin/v1/adapters").json()["adapters"]}
+
+
+def test_a_load_leaves_the_other_names_as_they_were_declared(served: Served) -> None:
+    digest = world.folder_digest(served.adapters / "good")
+    kept = {"name": "kept", "digest": digest, "tenant": "t", "pinned": True}
+    body = {"fence": {"epoch": 0, "counter": 0}, "adapters": [kept], "drainSeconds": 60}
+    assert served.admin.put("/admin/v1/adapters", json=body).status_code == 200
+    assert load(served, "a", "other").status_code == 200
+    assert kept.items() <= declared(served)["kept"].items()
+    assert unload(served, "a").status_code == 200
+    assert kept.items() <= declared(served)["kept"].items()
+    assert unload(served, "kept").status_code == 200
+    world.wait_for(lambda: not declared(served))
+
+
+def test_a_load_brings_back_no_name_that_is_leaving(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(served, "a", "good").status_code == 200
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            served.engine.registry, "sweep", lambda now, in_flight: []
+        )  # as if requests still ran
+        assert unload(served, "a").status_code == 200
+        assert load(served, "b", "other").status_code == 200
+        assert declared(served)["a"]["state"] == "Draining"
+        assert ask(served, "a").status_code == 404
+        assert unload(served, "a").status_code == 404
+    assert unload(served, "b").status_code == 200
+    world.wait_for(lambda: not declared(served))
+
+
+def test_an_adapter_beyond_the_size_that_the_pool_takes_is_refused(served: Served) -> None:
+    answer = load(served, "x", "huge")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert not declared(served)
+    assert load(served, "x", "good").status_code == 200, "the name is free again"
+    assert unload(served, "x").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["missing", "empty", "../data", "/etc", "link", "part", "good\0", ".", "~"])
@@ -114,5 +163,20 @@ def test_with_identities_the_operator_alone_declares(tiny: world.TinyModel, tmp_
             answer = served.http.post(f"/v1/{path}_lora_adapter", content=body)
             assert answer.status_code == 403
             assert "operator" in answer.json()["error"]["message"]
+    finally:
+        served.close()
+
+
+@pytest.mark.parametrize(
+    "more", [{"adapters": None}, {"adapters": Path(), "lora": None}], ids=["no folder", "no LoRA"]
+)
+def test_an_engine_that_takes_no_adapters_by_path_says_so(
+    tiny: world.TinyModel, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    served = Served(tiny.folder, tmp_path / "data", None, **more)
+    try:
+        for answer in (load(served, "x", "good"), unload(served, "x")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_served_here")
+            assert "`--adapters`" in answer.json()["error"]["message"]
     finally:
         served.close()

@@ -29,6 +29,11 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
+def most_blob_bytes(weights: int) -> int:
+    """The greatest blob of an adapter whose tensors' file has at most so many bytes."""
+    return weights + MAX_CONFIG_BYTES + 16
+
+
 def split_blob(blob: memoryview) -> tuple[memoryview, memoryview]:
     """The configuration and the weights of a blob, without a copy. Raises AdapterError when it is none."""
     if len(blob) < 16:

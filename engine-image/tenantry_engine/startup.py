@@ -12,7 +12,7 @@ from tenantry_kernels import describe
 from tenantry_engine.adapters.registry import Declaration
 from tenantry_engine.config import EngineConfig
 from tenantry_engine.defaults import Defaults
-from tenantry_engine.digest import folder_blob, folder_digest, model_digest
+from tenantry_engine.digest import folder_blob, folder_digest, model_digest, most_blob_bytes
 from tenantry_engine.engine import Engine
 from tenantry_engine.errors import EngineError
 from tenantry_engine.executor import SCORED_ROWS, Executor
@@ -130,7 +130,7 @@ def register_folder(engine: Engine, folder: Path) -> None:
     for path in found:
         digest = folder_digest(path)
         if not store.has(digest):
-            with store.receive(digest, lora.max_bytes) as incoming:
+            with store.receive(digest, most_blob_bytes(lora.max_bytes)) as incoming:
                 for piece in folder_blob(path):
                     incoming.write(piece)
                 incoming.commit()

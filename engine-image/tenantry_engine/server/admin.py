@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tenantry_engine.adapters.store import BlobStore, DigestMismatchError, TooLargeError
-from tenantry_engine.digest import MAX_CONFIG_BYTES, is_digest
+from tenantry_engine.digest import is_digest, most_blob_bytes
 from tenantry_engine.errors import RequestError
 from tenantry_engine.identity import FETCHER, GATEWAY, OPERATOR, Verifier
 from tenantry_engine.ipc.messages import Facts
@@ -103,7 +103,7 @@ class Admin:
         if not is_digest(digest):
             raise RequestError("the digest must be sha256: and 64 hex digits", param="digest")
         authorize(self._verifier, request, {FETCHER}, body_sha256=digest.removeprefix("sha256:"))
-        limit = self._engine.facts.max_adapter_bytes + MAX_CONFIG_BYTES + 16
+        limit = most_blob_bytes(self._engine.facts.max_adapter_bytes)
         if self._store.has(digest):
             async for _ in request.stream():
                 pass

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tenantry_engine.adapters.store import BlobStore, TooLargeError
-from tenantry_engine.digest import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, folder_blob, folder_digest
+from tenantry_engine.digest import CONFIG_FILE, WEIGHTS_FILE, folder_blob, folder_digest, most_blob_bytes
 from tenantry_engine.errors import RequestError
 from tenantry_engine.ipc.link import EngineLink
 from tenantry_engine.server.http import read_body
@@ -113,7 +113,7 @@ class LoraEndpoints:
     def _store(self, folder: Path, digest: str) -> None:
         facts = self._engine.facts
         store = BlobStore(Path(facts.data_dir))
-        limit = facts.max_adapter_bytes + MAX_CONFIG_BYTES + 16
+        limit = most_blob_bytes(facts.max_adapter_bytes)
         if store.has(digest):
             return
         with store.receive(digest, limit) as incoming:

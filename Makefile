@@ -46,11 +46,14 @@ test: setup model ## Unit, API-server and engine tests
 test-kernels-full: setup ## Triton's LoRA kernels over every rank and all combinations (hours in the interpreter; native on a GPU)
 	@TENANTRY_KERNELS_FULL=1 $(PY) -m pytest tests/kernels/test_triton_grid.py -q --timeout 0
 
-.PHONY: e2e
-e2e: setup model ## The promises, on a real cluster of its own (ends a running demo), one file each
+.PHONY: prepare
+prepare: setup model ## Compile and build what the cluster runs (what needs it does so too)
 	@$(CLUSTER) packages --install
 	@$(CLUSTER) binary >/dev/null
 	@PYTHONPATH=e2e $(PY) -m stack
+
+.PHONY: e2e
+e2e: prepare ## The promises, on a real cluster of its own (ends a running demo), one file each
 	@$(CLUSTER) down
 	@PYTHONPATH=e2e $(PY) -m pytest tests/cluster e2e -q -m e2e --durations=15
 

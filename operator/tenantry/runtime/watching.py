@@ -30,7 +30,9 @@ def settings_for(resources: list[Resource]) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.queueing.idle_timeout = 0.05
-    settings.queueing.worker_limit = 100
+    # Every object that is listed has a worker until it was idle; others wait as they were read, which takes far more
+    # memory than what is kept of them.
+    settings.queueing.worker_limit = 1000
     settings.watching.initial_streaming = True
     settings.watching.connect_timeout = 10
     # bookmarks come about once a minute, sometimes later: only two missed ones make a stream count as dead

@@ -97,6 +97,6 @@ def _refused(stack: Stack, pool: str) -> None:
             until=lambda found: condition(found, "PodScheduled").get("status") == "False",
             seconds=60,
         )
-        assert "tenantry.dev/tenant" in condition(found, "PodScheduled")["message"]
+        assert "untolerated taint" in condition(found, "PodScheduled")["message"]
     finally:
         stack.kube.run("delete", "pod", "stranger", "-n", "default", "--wait=true", "--timeout=60s")

@@ -51,6 +51,14 @@ def _containerd(*names: str) -> dict[str, Binary]:
     }
 
 
+def _prometheus(*names: str) -> dict[str, Binary]:
+    # Service discovery, which nothing here uses, would double what is compiled.
+    return {
+        name: Binary("prometheus", f"github.com/prometheus/prometheus/cmd/{name}", "remove_all_sd")
+        for name in names
+    }
+
+
 BINARIES: dict[str, Binary] = {
     "etcd": Binary("kubernetes", "go.etcd.io/etcd/server/v3"),
     **_kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
@@ -61,8 +69,7 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "."),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "pause": Binary("pause", "."),
-    # Rules are all that is checked here; service discovery would double what is compiled.
-    "promtool": Binary("prometheus", "github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"),
+    **_prometheus("promtool", "prometheus"),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "source-controller": Binary("source-controller", "github.com/fluxcd/source-controller"),
     "kustomize-controller": Binary("kustomize-controller", "github.com/fluxcd/kustomize-controller"),
@@ -76,7 +83,7 @@ NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr",
 ADDONS = ("coredns", "crane", "pause", "helm")
 HOLLOW = ("kubemark",)
 # What tests speak to, outside of any cluster.
-PEERS = ("versitygw", "promtool", "cert-manager")
+PEERS = ("versitygw", "promtool", "prometheus", "cert-manager")
 FLUX = ("source-controller", "kustomize-controller")
 KARPENTER = ("karpenter", "kwok")
 

@@ -182,6 +182,7 @@ class ControlPlane:
                 "--secure-port=0",
                 "--allocate-node-cidrs=false",
                 f"--cluster-cidr={POD_NETWORK}",
+                f"--flex-volume-plugin-dir={self.folder / 'volume-plugins'}",  # it makes the folder
             )
         if self.scheduler:
             config = str(self.client("scheduler", "system:kube-scheduler"))

@@ -13,6 +13,11 @@ mount --make-rshared /
 mkdir -p "$NODE_FOLDER"/{log,cni-cache}
 mount -t tmpfs -o mode=0755 node-run /run
 mount --bind "$NODE_FOLDER/log" /var/log
+case "$NODE_FOLDER" in
+/var/lib/*) ;; # it would be covered itself
+*) mount -t tmpfs -o mode=0755 node-lib /var/lib ;; # kubelets have a socket there, whatever their --root-dir
+esac
+mkdir -p /var/lib/cni
 mount --bind "$NODE_FOLDER/cni-cache" /var/lib/cni
 hostname "$NODE_NAME"
 sysctl -qw net.ipv4.ip_forward=1

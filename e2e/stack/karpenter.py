@@ -22,7 +22,14 @@ from . import settings
 from .install import Stack
 from .kube import JsonObject, Kube
 
-MODULE = "sigs.k8s.io/karpenter"
+MODULE, KWOK = "sigs.k8s.io/karpenter", "sigs.k8s.io/kwok"
+STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat/node-heartbeat.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+"""What becomes of nodes and pods there."""
 TEMPLATE = "made"
 NODE_CLASS: JsonObject = {
     "apiVersion": "karpenter.kwok.sh/v1alpha1",
@@ -85,7 +92,9 @@ def offered(stack: Stack) -> Iterator[None]:
             "HEALTH_PROBE_PORT": str(free_port()),
             "SYSTEM_NAMESPACE": "kube-system",
         }
+        stages = binaries.module_folder("karpenter", KWOK) / "kustomize/stage"
         kwok = ["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]
+        kwok += [f"--config={stages / stage}" for stage in STAGES]
         opened.enter_context(beside.running(kube.kubeconfig, folder, programs["kwok"], *kwok))
         opened.enter_context(
             beside.running(kube.kubeconfig, folder, programs["karpenter"], environment=environment)

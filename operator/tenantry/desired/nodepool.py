@@ -20,6 +20,9 @@ from .problems import Problem, join
 POOL_LABEL: Final = "karpenter.sh/nodepool"
 """Karpenter's own, on each of its nodes."""
 
+UNREGISTERED: Final = "karpenter.sh/unregistered"
+"""Karpenter's own taint, on a node from its first moment until it is ready to be used."""
+
 
 def problems(spec: TenantSpec, config: OperatorConfig) -> list[Problem]:
     """A template that the tier is not offered."""
@@ -63,3 +66,9 @@ def render(
 def is_karpenters(node: Obj) -> bool:
     """Whether Karpenter made the node, and takes it away again."""
     return POOL_LABEL in node["metadata"].get("labels", {})
+
+
+def is_joining(node: Obj) -> bool:
+    """Whether Karpenter still keeps everything off the node: in one write it lets go and sets the NodePool's taints."""
+    taints = node.get("spec", {}).get("taints") or []
+    return any(taint.get("key") == UNREGISTERED and taint.get("effect") == "NoExecute" for taint in taints)

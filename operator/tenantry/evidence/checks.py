@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenantry.desired import nodepool
 from tenantry.desired import nodes as claims
 from tenantry.desired.objects import Obj
 from tenantry.desired.problems import join
@@ -17,7 +18,8 @@ MIRROR = "kubernetes.io/config.mirror"
 
 
 def taints(tenant: str, uid: str, held: Sequence[Obj], at: float) -> Finding:
-    """Every node of the tenant bears its label, its uid and both taints."""
+    """Every node of the tenant bears its label, its uid and both taints, once anything could run there."""
+    held = [node for node in held if not nodepool.is_joining(node)]
     if not held:
         return Finding(None, "the tenant holds no node", at)
     bare = [_name(node) for node in held if not claims.fully_claimed(node, tenant)]

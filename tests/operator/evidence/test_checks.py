@@ -42,6 +42,15 @@ def test_taints_must_stand_on_every_node_of_the_very_tenant() -> None:
     assert checks.taints("oak", "of another life", [node()], AT).holds is False
 
 
+def test_a_node_that_karpenter_still_keeps_closed_breaks_nothing() -> None:
+    joining = node("n2")
+    joining["spec"]["taints"] = [{"key": "karpenter.sh/unregistered", "effect": "NoExecute"}]
+    assert checks.taints("oak", "u1", [joining], AT).holds is None
+    assert checks.taints("oak", "u1", [node(), joining], AT).holds
+    joining["spec"]["taints"][0]["effect"] = "NoSchedule"
+    assert checks.taints("oak", "u1", [node(), joining], AT).holds is False
+
+
 @pytest.mark.parametrize(
     ("pods", "holds", "words"),
     [

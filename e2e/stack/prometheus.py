@@ -23,7 +23,7 @@ from cluster.paths import REPOSITORY
 from cluster.process import dying_with_me, free_port
 
 from .install import Stack
-from .kube import JsonObject, Kube, eventually
+from .kube import JsonObject, Kube, condition, eventually
 
 FILES = REPOSITORY / "helm/tenantry/files"
 SECONDS = 2
@@ -104,7 +104,11 @@ def _read(prometheus: Prometheus, processes: int) -> bool:
 
 def _pods(kube: Kube, part: str) -> list[JsonObject]:
     found = kube.find("pods", "-A", "-l", f"app.kubernetes.io/component={part}")
-    return [pod for pod in found if pod["status"].get("phase") == "Running"]
+    return [
+        pod
+        for pod in found
+        if condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+    ]
 
 
 def _job(pod: JsonObject, port: int) -> JsonObject:

@@ -21,7 +21,33 @@ struct Page {
   const K *keys, *values;     // [16, stride]
   int64_t stride, width;
   float *acc, *top, *mass;    // [rows, width], [rows], [rows]: weighted sums, greatest score and sum of weights so far
+  const Bf16 *pairs_q, *pairs_keys;  // queries unscaled and keys as they lie, both dense; or null
+  float scale;
 };
+
+#if defined(__AVX512BF16__)
+// As `scores`, by products of pairs.
+template <int R, typename K>
+TENANTRY_INLINE void scores_of_pairs(const Page<K>& page, int64_t row, float (*weight)[kPage]) {
+  constexpr int kKeys = 4;
+  const Bf16* q = page.pairs_q + row * page.width;
+  V dots[R][W];
+  for (int k = 0; k < W; k += kKeys) {
+    V acc[R][kKeys] = {};
+    for (int64_t c = 0; c < page.width; c += P) {
+      U x[R];
+      for (int r = 0; r < R; ++r) x[r] = loadu(q + r * page.width + c);
+      for (int n = 0; n < kKeys; ++n) {
+        const U key = loadu(page.pairs_keys + (k + n) * page.width + c);
+        for (int r = 0; r < R; ++r) acc[r][n] = add_pairs(acc[r][n], x[r], key);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < kKeys; ++n) dots[r][k + n] = acc[r][n];
+  }
+  for (int r = 0; r < R; ++r) store1(weight[r], sums(dots[r]) * page.scale);
+}
+#endif
 
 // R rows of queries times 16 keys: each score is one chain over the vectors of a row, then one tree over its lanes.
 template <int R, typename K>
@@ -98,7 +124,11 @@ template <int R, typename K>
 void see(const Page<K>& page, int64_t row, int64_t seen) {
   alignas(64) float weight[R][kPage];
   float shrunk[R];
-  scores<R>(page, row, weight);
+#if defined(__AVX512BF16__)
+  if (page.pairs_q) scores_of_pairs<R>(page, row, weight);
+  else
+#endif
+    scores<R>(page, row, weight);
   for (int r = 0; r < R; ++r) shrunk[r] = soften(weight[r], seen, page.top[row + r], page.mass[row + r]);
   constexpr int N = R == 1 ? 4 : 2;
   int64_t c = 0;
@@ -137,15 +167,21 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
   float* top = values + kPage * width; // [rows]: greatest score so far
   float* mass = top + rows;            // [rows]: sum of weights
 
+  Bf16* pairs_q = nullptr;  // where keys can be multiplied as they lie
+  if constexpr (kPairs && std::is_same_v<T, Bf16>)
+    if (width == call.head_dim) pairs_q = reinterpret_cast<Bf16*>(q);
+
   for (int64_t i = 0; i < rows; ++i) {
     const T* from = call.q + (item.row + i / groups) * call.q_stride +
                     (item.kv_head * groups + i % groups) * call.head_dim;
     for (int64_t c = 0; c < chunks; ++c) {
+      store2(acc + i * width + c * P, V{}, V{});
+      if (pairs_q) continue;
       V a, b;
       load2(from + c * P, call.head_dim - c * P, a, b);
       store2(q + i * width + c * P, a * call.scale, b * call.scale);
-      store2(acc + i * width + c * P, V{}, V{});
     }
+    if (pairs_q) std::memcpy(pairs_q + i * width, from, static_cast<size_t>(width) * sizeof(Bf16));
     top[i] = lowest;
     mass[i] = 0.0f;
   }
@@ -157,21 +193,25 @@ void attend(const Attention<T>& call, const AttentionItem& item, std::vector<flo
                     item.kv_head * kPage * call.head_dim;
     const int64_t present = std::min(kPage, last + 1 - begin);
     const auto seen = [&](int64_t row) { return std::min(present, item.position + row / groups + 1 - begin); };
+    const Bf16* pairs_keys = pairs_q ? reinterpret_cast<const Bf16*>(page) : nullptr;
     if (rows <= kTogether && width == call.head_dim) {  // each is read once: from where it lies
-      see_all(Page<T>{q, page, page + call.v_offset, width, width, acc, top, mass}, rows, seen);
+      see_all(Page<T>{q, page, page + call.v_offset, width, width, acc, top, mass, pairs_q, pairs_keys, call.scale},
+              rows, seen);
       continue;
     }
-    std::fill(keys + present * width, keys + kPage * width, 0.0f);
+    if (!pairs_q) std::fill(keys + present * width, keys + kPage * width, 0.0f);
     for (int64_t t = 0; t < present; ++t) {
       for (int64_t c = 0; c < chunks; ++c) {
         V a, b;
-        load2(page + t * call.head_dim + c * P, call.head_dim - c * P, a, b);
-        store2(keys + t * width + c * P, a, b);
+        if (!pairs_q) {
+          load2(page + t * call.head_dim + c * P, call.head_dim - c * P, a, b);
+          store2(keys + t * width + c * P, a, b);
+        }
         load2(page + call.v_offset + t * call.head_dim + c * P, call.head_dim - c * P, a, b);
         store2(values + t * width + c * P, a, b);
       }
     }
-    see_all(Page<float>{q, keys, values, width, width, acc, top, mass}, rows, seen);
+    see_all(Page<float>{q, keys, values, width, width, acc, top, mass, pairs_q, pairs_keys, call.scale}, rows, seen);
   }
 
   for (int64_t i = 0; i < rows; ++i) {

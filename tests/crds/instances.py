@@ -113,6 +113,8 @@ def _mend_tenant(draw: Draw, spec: Object) -> None:
         if spec["tier"] in ("Free", "Smb"):
             model.pop("adapterRef", None)
         others = [name for name in names if name != model["name"]]
+        if "adapterRef" not in model:
+            model.pop("pinned", None)
         if "fallback" in model:
             model["fallback"] = others[0] if others else model.pop("fallback") and None
     spec["adapterNamespaces"] = sorted(

@@ -107,6 +107,7 @@ REFUSED: list[tuple[str, Object]] = [
     ("`models[].adapterRef.namespace` must be listed", _mid("x", "b")),
     ("`models[].adapterRef` must be absent in tiers Free", _mid("x", "acme-ml", tier="Free")),
     ("`models[].adapterRef` must be absent in tiers Free", _mid("x", "acme-ml", tier="Smb")),
+    ("`pinned` must stand beside `adapterRef`", tenant("x", models=[{**CHAT, "pinned": True}])),
     ("`models[].fallback` must be the `name` of another", tenant("x", models=[{**CHAT, "fallback": "chat"}])),
     ("`models[].fallback` must be the `name` of another", tenant("x", models=[{**CHAT, "fallback": "gone"}])),
     ("`dedicated` must be set", changed(tenant("x"), tier="Enterprise")),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tenantry.cluster import ADAPTER_POOL, NAMESPACE, POD, TENANT, Key
+from tenantry.cluster import ADAPTER_POOL, CONFIG_MAP, NAMESPACE, POD, TENANT, Key
+from tenantry.evidence.report import POOL_PREFIX
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -158,6 +159,9 @@ async def test_idle_costs_nothing(lab: Lab, until: Any) -> None:
         return int(status.get("tenants", 0))
 
     await until(counted, 3)
+    report = Key(lab.config.release_namespace, f"{POOL_PREFIX}{lab.name('shared')}")
+    await until(lambda: lab.client.get(CONFIG_MAP, report))
+    await until(lambda: _idle(operator))
     sent: list[str] = []
     transport = operator.world.setup.client.transport
     original = transport.request

@@ -55,9 +55,8 @@ _SEEDS = itertools.count()
 PEERS = {"transformers": ("transformers fp32", "transformers bf16"), "vLLM": ("vLLM",)}
 PEER_ROUNDS = 2
 TIMES_PEER = {"transformers": 1.8, "vLLM": 3.0}
-VLLM_IN_PAIRS = (
-    1.2  # where the processor multiplies bf16: vLLM does so too, and the floor itself is but twice as fast
-)
+# Where the processor multiplies bf16: vLLM does so too, and the floor itself is but twice as fast.
+VLLM_IN_PAIRS = 1.2
 UNUSED = 0.98  # of the base without LoRA, when LoRA is on and nobody uses it
 UNUSED_STARTS, UNUSED_PAIRS = 6, 4
 

@@ -59,12 +59,12 @@ class Watched:
 
     def read(self, stream: Iterator[str]) -> None:
         """Until the stream ends."""
-        decoder, text = json.JSONDecoder(), ""
+        text = ""
         for line in stream:
             text += line
             if line.rstrip() != "}":
                 continue
-            node, _ = decoder.raw_decode(text)
+            node = json.loads(text)
             text = ""
             self.states.setdefault(node["metadata"]["name"], []).append(node)
 
